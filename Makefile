@@ -1,0 +1,82 @@
+# `make help` says what there is.
+
+PYTHON ?= python3 python3.12 python3.11# the first of these that is Python 3.11 or 3.12 makes the environment
+WORKERS ?= 2#                             test processes
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest# one thread each: bit equality, and WORKERS processes fit as many cores
+RUN_READY := $(VENV)/ready-to-run
+TEST_READY := $(VENV)/ready-to-test
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check slow bench clean lint
+.NOTPARALLEL:
+
+help:
+	@echo 'make run     a small federation on this machine, from nothing to its result, in minutes'
+	@echo 'make test    lint, types, import rules and all tests but slow, gpu and network (what CI runs)'
+	@echo 'make check   the inner loop: lint, types, import rules, tests/unit and tests/properties'
+	@echo 'make slow    the tests marked slow'
+	@echo 'make bench   which benchmarks there are and how to run one'
+	@echo 'make clean   remove $(VENV) and caches; runs/ and data/ stay'
+	@echo
+	@echo 'PYTHON=python3.12 chooses the interpreter, WORKERS=4 the number of test processes.'
+
+run: $(RUN_READY)
+	$(BIN)/fedloom run quickstart
+
+test: $(TEST_READY) lint
+	$(PYTEST) -q -n $(WORKERS) --dist worksteal
+
+check: $(TEST_READY) lint
+	$(PYTEST) -q tests/unit tests/properties
+
+slow: $(TEST_READY)
+	$(PYTEST) -q -m slow --timeout 1800 || [ $$? -eq 5 ]  # 5: there are none
+
+lint: $(TEST_READY)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench:
+	@for script in benchmarks/*.py; do \
+	  [ -e "$$script" ] || { echo 'There is no benchmark yet.'; exit 0; }; \
+	  printf '%-36s %s\n' "$$script" "$$(sed -n '1s/"""//gp' "$$script")"; \
+	done
+	@echo 'Run one with: $(BIN)/python benchmarks/NAME.py'
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info
+	find . \( -path ./runs -o -path ./data -o -path ./.git \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment. Both stamps are older than a changed pyproject.toml or constraints.txt, which brings it up to date.
+
+$(RUN_READY): pyproject.toml constraints.txt
+	$(make_environment)
+	@$(PIP) install --no-build-isolation -c constraints.txt -e .
+	@touch $@
+
+$(TEST_READY): pyproject.toml constraints.txt
+	$(make_environment)
+	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $(RUN_READY) $@
+
+define make_environment
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+  found=; \
+  for python in $(PYTHON); do \
+    if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then found=$$python; break; fi; \
+  done; \
+  if [ -z "$$found" ]; then \
+    echo "Fedloom needs Python 3.11 or 3.12, and none of these is: $(strip $(PYTHON)). Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
+    exit 1; \
+  fi; \
+  echo "making the environment in $(VENV) with $$($$found --version) ..."; \
+  $$found -m venv --clear $(VENV); \
+}
+@echo 'installing fedloom and what it needs into $(VENV) (torch is large: this may take minutes) ...'
+@$(PIP) install -c constraints.txt setuptools wheel
+endef

@@ -1,0 +1,219 @@
+"""From settings to a federation ready to run: the one place that knows which part goes where."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import zlib
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedloom
+from fedloom.config import ENGINES, Settings, from_table, read_toml, to_toml
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
+from fedloom.core.result import ClientResult, LedgerEntry, RunResult
+from fedloom.data.readers import Dataset, read
+from fedloom.data.splits import Federation, Split, make_split
+from fedloom.engine.files import read_arrays
+from fedloom.engine.inline import InlineLink
+from fedloom.engine.run import Run, Watcher
+from fedloom.engine.store import Store
+from fedloom.methods.base import METHODS
+from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.supernets.base import SUPERNETS, Supernet
+from fedloom.training.bench import Bench
+from fedloom.training.local import Pixels
+
+
+def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
+    """Run a federation from its beginning into a new folder."""
+    store = Store(folder)
+    if (folder / "config.toml").exists():
+        raise UnusableFolder(f"{folder} already holds a run. Continue it with `fedloom resume {folder}`, or choose another run.folder")
+    return _execute(settings, store, watcher, resumed=False)
+
+
+def resume_run(folder: Path, watcher: Watcher) -> RunResult:
+    """Continue a stopped run; a finished one gives its result again."""
+    if not (folder / "config.toml").exists():
+        raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
+    return _execute(from_table(read_toml(folder / "config.toml")), Store(folder), watcher, resumed=True)
+
+
+def free_folder(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2, … when that is taken."""
+    number, folder = 1, Path("runs") / name
+    while folder.exists() and any(folder.iterdir()):
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) -> RunResult:
+    dataset = read(settings.data)  # before the folder is touched: most mistakes show here
+    device = _device(settings)
+    bench = make_bench(settings, dataset, device)
+    method = METHODS[settings.method].make(settings.components[settings.method], bench)
+    if not resumed:
+        split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed)
+    store.claim()
+    try:
+        if resumed:
+            split = _saved_split(store, settings, dataset)
+        else:
+            store.save_split(split.to_arrays(), _fingerprint(dataset))
+            store.write_text("config.toml", to_toml(settings))  # last: from here on the folder is a run
+        federation = Federation(dataset, split, device)
+        numbers = {name: number for number, name in enumerate(federation.names)}
+
+        def describe_client(entry: LedgerEntry) -> ClientResult:
+            cost = bench.space.cost(Architecture.parse(entry.architecture))
+            return ClientResult(
+                name=entry.client,
+                test_accuracy=_known(entry.test_accuracy),
+                validation_accuracy=_known(entry.validation_accuracy),
+                architecture=entry.architecture,
+                parameters=cost.parameters,
+                macs=cost.macs,
+                train_examples=len(split.part("train", numbers[entry.client])),
+                test_examples=len(split.part("test", numbers[entry.client])),
+            )
+
+        facts = {"method": settings.method, "space": settings.space, "dataset": settings.data.name, "protocol": settings.protocol}
+        run = Run(
+            method=method,
+            store=store,
+            watcher=watcher,
+            rounds=settings.rounds,
+            seed=settings.seed,
+            facts={**facts, "environment": environment(device)},
+            describe_client=describe_client,
+            checkpoint_every=settings.run.checkpoint_every,
+            seconds_before=_seconds_so_far(store),
+        )
+        link = InlineLink(method, federation.names, federation.data_of, store, describe_model(settings, dataset), run.record)
+        return run.execute(link)
+    finally:
+        store.release()
+
+
+# -- parts ------------------------------------------------------------------------
+def make_bench(settings: Settings, dataset: Dataset, device: torch.device) -> Bench:
+    supernet = make_supernet(settings.space, settings.components[settings.space], _image_shape(dataset))
+    return Bench(
+        space=supernet.space,
+        supernet=supernet,
+        training=settings.training,
+        pixels=Pixels(dataset.mean, dataset.std),
+        clients=settings.clients,
+        participants=settings.participants,
+        rounds=settings.rounds,
+        protocol=settings.protocol,
+        device=device,
+    )
+
+
+def make_supernet(name: str, space_settings: Any, image: ImageShape) -> Supernet[Any]:
+    return SUPERNETS[name].make(SPACES[name].make(space_settings, image))
+
+
+def _image_shape(dataset: Dataset) -> ImageShape:
+    _, channels, height, _ = dataset.train.images.shape
+    return ImageShape(channels, height, len(dataset.classes))
+
+
+def _device(settings: Settings) -> torch.device:
+    if settings.engine not in ENGINES:
+        raise InvalidConfig(f"There is no engine named {settings.engine!r}")
+    inline = settings.components["inline"]
+    if inline.threads:
+        torch.set_num_threads(inline.threads)
+    if inline.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig("inline.device is cuda, but torch finds no GPU. Use inline.device=cpu")
+    return torch.device("cuda" if inline.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _fingerprint(dataset: Dataset) -> dict[str, Any]:
+    """Enough to notice that a run is resumed on other data."""
+    crc = zlib.crc32(dataset.test.labels.tobytes(), zlib.crc32(dataset.train.labels.tobytes()))
+    return {"dataset": dataset.name, "train": len(dataset.train.labels), "test": len(dataset.test.labels), "labels": crc}
+
+
+def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
+    saved = store.load_split()
+    if saved is None:
+        raise DamagedRun(f"{store.folder}/state/split.safetensors is missing; the run folder is incomplete")
+    arrays, facts = saved
+    if facts != _fingerprint(dataset):
+        raise InvalidData(f"The data set {dataset.name} is not the one this run began with. Put the original back in {settings.data.folder}")
+    return Split.from_arrays(dict(arrays))
+
+
+def _seconds_so_far(store: Store) -> float:
+    try:
+        return float(json.loads(store.read_text("result.json"))["cost"]["seconds"])
+    except (DamagedRun, ValueError, KeyError, TypeError):
+        return 0.0  # no result was written yet
+
+
+def _known(accuracy: float | None) -> float:
+    if accuracy is None:
+        raise DamagedRun("ledger.jsonl holds a final participation without accuracies")
+    return accuracy
+
+
+@cache
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, commit and device, as the result records them."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = "unknown"  # installed from a package, or no git
+    return {
+        "fedloom": fedloom.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "commit": commit,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+    }
+
+
+# -- personal models ------------------------------------------------------------------
+def describe_model(settings: Settings, dataset: Dataset) -> dict[str, Any]:
+    """What a personal model's file says of itself: enough to build the network and feed it images."""
+    return {
+        "format": "fedloom.model/1",
+        "space": settings.space,
+        "settings": asdict(settings.components[settings.space]),
+        "image": asdict(_image_shape(dataset)),
+        "classes": list(dataset.classes),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "fedloom": fedloom.__version__,
+    }
+
+
+def load_model(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """A personal model as a plain torch network in evaluation mode, and its description."""
+    arrays, facts = read_arrays(path)
+    try:
+        entry = SPACES[facts["space"]]
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in facts["settings"].items()}
+        supernet = make_supernet(facts["space"], entry.settings(**values), ImageShape(**facts["image"]))
+        architecture = Architecture.parse(facts["architecture"])
+        supernet.space.check(architecture)
+        return supernet.load(architecture, {name: torch.from_numpy(array) for name, array in arrays.items()}), facts
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise DamagedRun(f"{path} is not a personal model of this version: {error}", path=str(path)) from error

@@ -1,0 +1,136 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import fedloom
+from fedloom import config
+from fedloom.assemble import free_folder, load_model, new_run, resume_run
+from fedloom.core.errors import FedloomError, InvalidConfig, UnusableFolder
+from fedloom.core.registry import did_you_mean
+from fedloom.core.result import RunResult
+from fedloom.data.readers import DATASETS
+from fedloom.engine.store import Store
+from fedloom.methods.base import METHODS
+from fedloom.report.live import LiveView
+from fedloom.report.tables import client_table, summary
+from fedloom.spaces.base import SPACES
+
+INTERRUPTED = 130
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=fedloom.__doc__)
+console = Console()
+
+
+def _settings_help() -> str:
+    rows = [f"{key} = {default}\n      {meaning}" for key, default, meaning in config.explain()]
+    return "Settings (key = default, then its meaning):\n\n\b\n" + "\n".join(rows)
+
+
+@app.command(epilog=_settings_help())
+def run(
+    source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; quickstart if nothing is said")] = "",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings that win over the file's")] = None,
+) -> None:
+    """Run a federation on this machine."""
+    changes = list(overrides or [])
+    if "=" in source:  # `fedloom run method=fedavg` changes the quickstart
+        changes, source = [source, *changes], ""
+    source = source or "quickstart"
+    settings = config.load(source, changes)
+    folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
+    with LiveView(console) as view:
+        result = new_run(settings, folder, view)
+    _say(result, folder)
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a stopped run")]) -> None:
+    """Continue a stopped run; finished rounds are not repeated."""
+    with LiveView(console) as view:
+        result = resume_run(folder, view)
+    _say(result, folder)
+
+
+def _say(result: RunResult, folder: Path) -> None:
+    console.print(client_table(result))
+    console.print(summary(result), highlight=False, soft_wrap=True)
+    console.print(f"The result is in {folder}/result.json, the personal models in {folder}/clients/", highlight=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(help="methods, spaces, datasets, presets, engines or settings; all but settings if not said")] = "") -> None:
+    """What there is, one line each."""
+    things = {
+        "methods": {entry.name: entry.meaning for entry in METHODS},
+        "spaces": {entry.name: entry.meaning for entry in SPACES},
+        "datasets": {name: source.meaning for name, source in DATASETS.items()},
+        "presets": config.presets(),
+        "engines": {name: meaning for name, (_, meaning) in config.ENGINES.items()},
+    }
+    if what == "settings":
+        table = Table("setting", "default", "meaning")
+        for row in config.explain():
+            table.add_row(*row)
+        console.print(table)
+        return
+    if what and what not in things:
+        raise InvalidConfig(f"There is no list of {what!r}. {did_you_mean(what, [*things, 'settings'])}")
+    for title in [what] if what else list(things):
+        console.print(f"[bold]{title}[/bold]")
+        for name, meaning in things[title].items():
+            console.print(f"  {name:14} {meaning}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")],
+    client: Annotated[str, typer.Option(help="whose personal model")],
+    format: Annotated[str, typer.Option(help="safetensors")] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="where to write it; CLIENT.safetensors here if not said")] = None,
+) -> None:
+    """Write a client's personal model to a file that describes itself: architecture, classes, normalisation."""
+    if format != "safetensors":
+        raise InvalidConfig(f"There is no export format {format!r}. Known: safetensors")
+    source = Store(folder).model_path(client)
+    if not source.exists():
+        known = sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
+        cure = did_you_mean(client, known) if known else "The run has no personal models yet; finish it with `fedloom resume`"
+        raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
+    network, facts = load_model(source)  # proves that the file is whole before it is handed on
+    target = out or Path(f"{client}.safetensors")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise UnusableFolder(f"{target} cannot be written ({error.strerror})") from error
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    console.print(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Every refusal is one sentence and its own exit code; --trace anywhere shows where it came from."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--trace"]
+    trace = len(arguments) < len(sys.argv) - 1
+    try:
+        app(arguments, standalone_mode=True)
+    except FedloomError as error:
+        if trace:
+            raise
+        print(f"fedloom: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("fedloom: stopped; continue with `fedloom resume RUN`", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

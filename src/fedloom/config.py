@@ -1,0 +1,211 @@
+"""Settings: TOML files and ``key=value`` overrides become frozen dataclasses, or a sentence that says what is wrong.
+
+One rule: a name picks a component, and a table of that name holds its settings.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from fedloom import methods, spaces, supernets  # noqa: F401 - fills the registries
+from fedloom.core.errors import InvalidConfig
+from fedloom.core.registry import did_you_mean
+from fedloom.core.settings import setting
+from fedloom.data.readers import DataSettings
+from fedloom.data.splits import SplitSettings
+from fedloom.engine.inline import InlineSettings
+from fedloom.methods.base import METHODS
+from fedloom.spaces.base import SPACES
+from fedloom.training.recipe import TrainingSettings
+
+ENGINES = {"inline": (InlineSettings, "all clients in this process, one after the other")}
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    folder: str = setting("", "where the run is kept; empty is runs/<preset>, with a number added when that exists")
+    checkpoint_every: int = setting(1, "rounds between saved states", low=1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    method: str = setting("perfedsde", "federated method; its settings are in the table of its name")
+    space: str = setting("mobilenetv3", "search space; its settings are in the table of its name")
+    engine: str = setting("inline", "how clients are reached; its settings are in the table of its name")
+    seed: int = setting(0, "every random draw follows from it", low=0)
+    clients: int = setting(8, "members of the federation", low=1)
+    participants: int = setting(4, "clients drawn per round", low=1)
+    rounds: int = setting(10, "rounds of the federation", low=1)
+    protocol: str = setting("clean", "clean: validation data select; paper: test data select, as the papers did", choices=("clean", "paper"))
+    data: DataSettings = field(default_factory=DataSettings)
+    split: SplitSettings = field(default_factory=SplitSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    components: Mapping[str, Any] = field(default_factory=dict)  # component name -> its settings, for all known components
+
+
+def component_types() -> dict[str, type]:
+    """Every component that has a table of settings."""
+    found = {entry.name: entry.settings for registry in (METHODS, SPACES) for entry in registry}
+    return found | {name: settings for name, (settings, _) in ENGINES.items()}
+
+
+# -- reading ------------------------------------------------------------------
+def load(source: str | None, overrides: Sequence[str] = ()) -> Settings:
+    """Settings from a preset's name or a TOML file, with overrides on top."""
+    table = _read_source(source) if source else {}
+    for override in overrides:
+        _apply_override(table, override)
+    return from_table(table)
+
+
+def from_table(table: Mapping[str, Any], where: str = "") -> Settings:
+    components = component_types()
+    own = {name: value for name, value in table.items() if name not in components}
+    known = [item.name for item in fields(Settings) if item.name != "components"]
+    for key in own:
+        if key not in known:
+            raise InvalidConfig(f"Unknown key {key!r}. {did_you_mean(key, [*known, *components])}", key=key)
+    settings = _fill(Settings, own, "")
+    made = {name: _fill(kind, table.get(name, {}), name) for name, kind in components.items()}
+    settings = Settings(**{**{name: getattr(settings, name) for name in known}, "components": made})
+    _check_names(settings)
+    return settings
+
+
+def _check_names(settings: Settings) -> None:
+    METHODS[settings.method]
+    SPACES[settings.space]
+    if settings.engine not in ENGINES:
+        raise InvalidConfig(f"There is no engine named {settings.engine!r}. {did_you_mean(settings.engine, list(ENGINES))}")
+    if settings.participants > settings.clients:
+        raise InvalidConfig(f"participants is {settings.participants}, but the federation has only {settings.clients} clients")
+
+
+def presets() -> dict[str, str]:
+    """Name -> first comment line of every preset."""
+    folder = resources.files("fedloom") / "presets"
+    found = {Path(str(file)).stem: file.read_text() for file in folder.iterdir() if str(file).endswith(".toml")}
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in sorted(found.items())}
+
+
+def _read_source(source: str) -> dict[str, Any]:
+    if source in presets():
+        return tomllib.loads((resources.files("fedloom") / "presets" / f"{source}.toml").read_text())
+    path = Path(source)
+    if path.suffix != ".toml":
+        raise InvalidConfig(f"There is no preset named {source!r}, and a settings file ends in .toml. {did_you_mean(source, list(presets()))}")
+    return read_toml(path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InvalidConfig(f"There is no file {path}", path=str(path)) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidConfig(f"{path} is not a readable TOML file: {error}", path=str(path)) from error
+
+
+def _apply_override(table: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not (key and equals):
+        raise InvalidConfig(f"{override!r} is not an override: write key=value, for example training.rate=0.1")
+    *tables, leaf = key.split(".")
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise InvalidConfig(f"{key}: {name} is a single setting, not a table", key=key)
+    try:
+        table[leaf] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[leaf] = text  # a bare word is text
+
+
+def _fill(kind: type, table: Any, where: str) -> Any:
+    """A settings dataclass from a table, every value checked."""
+    if not isinstance(table, Mapping):
+        raise InvalidConfig(f"{where} is a table of settings, not a value; write {where}.KEY=VALUE", key=where)
+    hints = get_type_hints(kind)
+    known = {item.name: item for item in fields(kind)}
+    values = {}
+    for key, value in table.items():
+        full = f"{where}.{key}" if where else key
+        if key not in known:
+            raise InvalidConfig(f"Unknown key {full!r}. {did_you_mean(key, list(known))}", key=full)
+        if is_dataclass(hints[key]):
+            values[key] = _fill(hints[key], value, full)
+        else:
+            values[key] = _checked(full, value, hints[key], known[key].metadata)
+    return kind(**values)
+
+
+def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise InvalidConfig(f"{key} must be a list such as [1, 2], got {value!r}", key=key)
+        return tuple(_checked(f"{key}[{index}]", part, get_args(hint)[0], {}) for index, part in enumerate(value))
+    if hint is float and type(value) is int:
+        value = float(value)
+    if type(value) is not hint:
+        names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+        raise InvalidConfig(f"{key} must be {names[hint]}, got {value!r}", key=key)
+    choices, low, high = limits.get("choices") or (), limits.get("low"), limits.get("high")
+    if choices and value not in choices:
+        raise InvalidConfig(f"{key} must be one of {', '.join(choices)}; got {value!r}", key=key)
+    # Written so that NaN is refused too.
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        wanted = " and ".join([f"at least {low:g}"] * (low is not None) + [f"at most {high:g}"] * (high is not None))
+        raise InvalidConfig(f"{key} must be {wanted}, got {value!r}", key=key)
+    return value
+
+
+# -- writing and explaining --------------------------------------------------------
+def to_toml(settings: Settings) -> str:
+    """The resolved settings as a TOML file that ``load`` reads back to the same settings."""
+    top, tables = [], []
+    for item in fields(Settings):
+        value = getattr(settings, item.name)
+        if item.name == "components":
+            tables += [(name, value[name]) for name in sorted(value)]
+        elif is_dataclass(value):
+            tables.append((item.name, value))
+        else:
+            top.append(f"{item.name} = {_toml(value)}")
+    for name, table in tables:
+        top += ["", f"[{name}]", *(f"{item.name} = {_toml(getattr(table, item.name))}" for item in fields(table))]
+    return "\n".join(top) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def explain() -> Iterator[tuple[str, str, str]]:
+    """(key, default, meaning) of every setting there is."""
+    yield from _explain(Settings, "")
+    for name, kind in sorted(component_types().items()):
+        yield from _explain(kind, f"{name}.")
+
+
+def _explain(kind: type, prefix: str) -> Iterator[tuple[str, str, str]]:
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        if is_dataclass(hints[item.name]):
+            yield from _explain(hints[item.name], f"{prefix}{item.name}.")
+        elif "meaning" in item.metadata:
+            choices = item.metadata["choices"]
+            meaning = item.metadata["meaning"] + (f" ({' | '.join(choices)})" if choices else "")
+            yield f"{prefix}{item.name}", _toml(item.default), meaning

@@ -1,0 +1,1 @@
+"""The vocabulary of a federation. Numpy only; imports nothing else of the package."""

@@ -1,0 +1,92 @@
+"""Everything that never leaves a client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from fedloom.core.messages import Array, Arrays, Fact
+
+
+class Private:
+    """Refuses to be pickled: what is private cannot slip into a message, a queue or a file by accident."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} stays at its client and cannot be pickled")
+
+
+@dataclass(frozen=True)
+class Examples(Private):
+    """Labelled images, kept where the training runs."""
+
+    images: Any  # (n, channels, height, width) uint8, a tensor on the training device
+    labels: Any  # (n,) int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ClientData(Private):
+    """A client's own examples. Validation selects; test reports and does nothing else."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+@dataclass(frozen=True)
+class ClientMemory:
+    """What a client wants to find again at its next participation: its population, scores, personal state."""
+
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """Seconds by stage. Measures; never decides."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class ClientSite(Private):
+    """Where a method's client half works: the client's name, data, memory and a clock."""
+
+    name: str
+    data: ClientData
+    memory: ClientMemory = field(default_factory=ClientMemory)
+    clock: Stopwatch = field(default_factory=Stopwatch)
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """A client's own network: the architecture and plain weights of its own."""
+
+    architecture: str
+    arrays: Arrays  # weights and normalisation statistics of the plain network
+
+
+@dataclass(frozen=True)
+class Diary:
+    """What a participation achieved and cost. It stays at the client; only a simulator reads it for its tables."""
+
+    architecture: str = ""
+    validation_accuracy: float | None = None
+    test_accuracy: float | None = None
+    trained_macs: int = 0  # forward multiply-accumulates of every training example seen
+    evaluated_architectures: int = 0
+    peak_memory_mb: float = 0.0  # analytic training memory: weights, gradients, momentum, activations
+    notes: Mapping[str, float] = field(default_factory=dict)  # further numbers a method wants in the ledger

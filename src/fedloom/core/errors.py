@@ -1,0 +1,65 @@
+"""What can go wrong, one class and one exit code each.
+
+A message is one sentence or two: what is wrong, where, and the cure. The facts behind it stay readable as attributes
+of ``error.facts``, so that a program can react without parsing text.
+"""
+
+from __future__ import annotations
+
+
+class FedloomError(Exception):
+    """Anything Fedloom refuses to do; never a bug of its own."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+
+class InvalidConfig(FedloomError):
+    """A setting, preset, override or component name that cannot be used."""
+
+    exit_code = 3
+
+
+class InvalidArchitecture(FedloomError):
+    """Choices that are not a member of their search space."""
+
+    exit_code = 4
+
+
+class InvalidData(FedloomError):
+    """A data set, image or split that is missing, damaged or impossible."""
+
+    exit_code = 5
+
+
+class UndeclaredUpload(FedloomError):
+    """A client tried to release a field its method does not declare."""
+
+    exit_code = 6
+
+
+class BadReport(FedloomError):
+    """A report with wrong shapes, wrong names or numbers that are not finite."""
+
+    exit_code = 7
+
+
+class ClientFailed(FedloomError):
+    """A client could not answer its instruction."""
+
+    exit_code = 8
+
+
+class DamagedRun(FedloomError):
+    """A run folder whose files are missing, damaged or from another run."""
+
+    exit_code = 9
+
+
+class UnusableFolder(FedloomError):
+    """A run folder that cannot be written, or is in use by another process."""
+
+    exit_code = 10

@@ -1,0 +1,50 @@
+"""Everything that may cross the network, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]  # for example parameter name -> values
+Fact = int | float | str
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Server -> one client. One instruction carries all of a round."""
+
+    client: str
+    round: int
+    action: str
+    seed: int
+    arrays: Mapping[str, Arrays] = field(default_factory=dict)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One client -> server. The only way anything leaves a client, and only through ``boundary.release``."""
+
+    client: str
+    round: int
+    arrays: Mapping[str, Arrays] = field(default_factory=dict)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+def payload_bytes(message: Instruction | Report) -> int:
+    """Bytes of what a message says: its arrays as they are, its facts as JSON."""
+    arrays = sum(array.nbytes for group in message.arrays.values() for array in group.values())
+    return arrays + (len(json.dumps(dict(message.facts)).encode()) if message.facts else 0)
+
+
+def frozen(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+    """The same arrays, read-only: several clients share one message and none may change it for the others."""
+    for array in arrays.values():
+        array.setflags(write=False)
+    return dict(arrays)

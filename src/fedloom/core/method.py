@@ -1,0 +1,43 @@
+"""A federated method: two halves that share messages, never memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from fedloom.core.boundary import Manifest
+from fedloom.core.client_site import ClientMemory, ClientSite, Diary, PersonalModel
+from fedloom.core.messages import Instruction, Report
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client makes of an instruction. Only the report may leave; the rest stays at the client."""
+
+    report: Report
+    memory: ClientMemory = field(default_factory=ClientMemory)
+    diary: Diary = field(default_factory=Diary)
+    model: PersonalModel | None = None  # set by the final participation
+
+
+class Method(Protocol[State]):
+    """Every function is pure: same inputs, same outputs. State is one frozen dataclass of arrays, numbers and text.
+
+    A round is ``plan -> answer (at each client) -> absorb``; ``finished`` ends the rounds. Then every client, drawn before or
+    not, takes part once more: ``farewell`` says what it receives, ``answer`` returns its personal model and an empty report.
+    """
+
+    uploads: Manifest  # every field a Report may carry: the privacy manifest
+
+    # -- server ---------------------------------------------------------
+    def start(self, seed: int) -> State: ...
+    def plan(self, state: State, clients: Sequence[str]) -> list[Instruction]: ...
+    def absorb(self, state: State, reports: Sequence[Report]) -> State: ...
+    def finished(self, state: State) -> bool: ...
+    def farewell(self, state: State, client: str) -> Instruction: ...
+
+    # -- client ---------------------------------------------------------
+    def answer(self, instruction: Instruction, site: ClientSite) -> Answer: ...

@@ -1,0 +1,140 @@
+"""What a run writes down: one ledger entry per participation, and one result made from nothing but the ledger."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "fedloom.result/1"
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One participation of one client: what crossed the line, what it cost, what it achieved."""
+
+    client: str
+    round: int
+    final: bool  # the participation that ends a run, without upload
+    bytes_down: int
+    bytes_up: int
+    uploads: tuple[str, ...]
+    seconds: Mapping[str, float]  # by stage
+    architecture: str
+    validation_accuracy: float | None
+    test_accuracy: float | None
+    trained_macs: int
+    evaluated_architectures: int
+    peak_memory_mb: float
+    process_memory_mb: float  # measured: the highest of this process so far
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> LedgerEntry:
+        return cls(**{**json.loads(line), "uploads": tuple(json.loads(line)["uploads"])})
+
+
+@dataclass
+class Ledger:
+    """Running totals over entries; entries of rounds are not kept, so that memory does not grow with rounds."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    trained_macs: int = 0
+    evaluated_architectures: int = 0
+    peak_memory_mb: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    uploads: set[str] = field(default_factory=set)
+    best_ever: dict[str, float] = field(default_factory=dict)  # client -> best test accuracy of any participation
+    final: dict[str, LedgerEntry] = field(default_factory=dict)
+
+    def add(self, entries: Iterable[LedgerEntry]) -> None:
+        for entry in entries:
+            self.bytes_up += entry.bytes_up
+            self.bytes_down += entry.bytes_down
+            self.trained_macs += entry.trained_macs
+            self.evaluated_architectures += entry.evaluated_architectures
+            self.peak_memory_mb = max(self.peak_memory_mb, entry.peak_memory_mb)
+            self.uploads |= set(entry.uploads)
+            for stage, seconds in entry.seconds.items():
+                self.stages[stage] = self.stages.get(stage, 0.0) + seconds
+            if entry.test_accuracy is not None:
+                self.best_ever[entry.client] = max(entry.test_accuracy, self.best_ever.get(entry.client, 0.0))
+            if entry.final:
+                self.final[entry.client] = entry
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """A client's line in the result. Accuracies are shares, 0 to 1."""
+
+    name: str
+    test_accuracy: float
+    validation_accuracy: float
+    architecture: str
+    parameters: int
+    macs: int
+    train_examples: int
+    test_examples: int
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """result.json, schema fedloom.result/1. ``mean`` and ``std`` are over clients, of the model chosen on validation data;
+    ``best_ever_*`` take each client's best test accuracy of the whole run, to compare with papers that report it."""
+
+    method: str
+    space: str
+    dataset: str
+    protocol: str
+    seed: int
+    rounds: int  # completed
+    finished: bool
+    clients: tuple[ClientResult, ...]
+    ledger: Ledger
+    seconds: float
+    environment: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        ledger = self.ledger
+        mean, std = mean_and_std([client.test_accuracy for client in self.clients])
+        best_mean, best_std = mean_and_std([ledger.best_ever[client.name] for client in self.clients])
+        return json.dumps(
+            {
+                "schema": SCHEMA,
+                "method": self.method,
+                "space": self.space,
+                "dataset": self.dataset,
+                "protocol": self.protocol,
+                "seed": self.seed,
+                "rounds": self.rounds,
+                "finished": self.finished,
+                "accuracy": {"mean": mean, "std": std, "best_ever_mean": best_mean, "best_ever_std": best_std},
+                "clients": [asdict(client) for client in self.clients],
+                "cost": {
+                    "seconds": round(self.seconds, 3),
+                    "stages": {stage: round(seconds, 3) for stage, seconds in sorted(ledger.stages.items())},
+                    "bytes_up": ledger.bytes_up,
+                    "bytes_down": ledger.bytes_down,
+                    "trained_macs": ledger.trained_macs,
+                    "evaluated_architectures": ledger.evaluated_architectures,
+                    "peak_memory_mb": round(ledger.peak_memory_mb, 3),
+                },
+                "uploads": sorted(ledger.uploads),
+                "environment": dict(self.environment),
+            },
+            indent=2,
+        )
+
+
+def mean_and_std(values: list[float]) -> tuple[float | None, float | None]:
+    """Over clients (population standard deviation); nothing without clients."""
+    if not values:
+        return None, None
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

@@ -1,0 +1,1 @@
+"""Data sets, their division among clients, and batched augmentation."""

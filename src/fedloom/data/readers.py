@@ -1,0 +1,299 @@
+"""Data sets as they are published, read from disk into two pools. Adding one is one reader and one entry of ``DATASETS``."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from fedloom.core.errors import InvalidConfig, InvalidData
+from fedloom.core.registry import did_you_mean
+from fedloom.core.seeds import rng
+from fedloom.core.settings import setting
+from fedloom.maths.partition import stratified_holdout
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Labelled images before they are divided among clients."""
+
+    images: Images  # (n, channels, height, width)
+    labels: Labels  # (n,)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training and a test pool. Mean and spread (0..1 scale) are published constants, never computed from private data."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Pool
+    test: Pool
+    mean: tuple[float, ...]  # one per channel
+    std: tuple[float, ...]
+
+
+class Source(NamedTuple):
+    """A row of ``DATASETS``."""
+
+    reader: Callable[[Path, int], Dataset]  # (its place on disk, side in pixels for sets that are resized)
+    meaning: str
+    place: str  # below the data folder; "" = the data folder itself
+    archive: str  # the published file to unpack there; "" = none
+
+
+# -- CIFAR: pickled dictionaries of arrays -------------------------------------------------------------
+
+
+def read_cifar10(place: Path, image_size: int) -> Dataset:
+    classes = _cifar_classes(place / "batches.meta", "label_names", 10)
+    batches = [_cifar_pool(place / f"data_batch_{number}", "labels", 10) for number in range(1, 6)]
+    train = Pool(np.concatenate([batch.images for batch in batches]), np.concatenate([batch.labels for batch in batches]))
+    test = _cifar_pool(place / "test_batch", "labels", 10)
+    return Dataset("cifar10", classes, train, test, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+
+def read_cifar100(place: Path, image_size: int) -> Dataset:
+    classes = _cifar_classes(place / "meta", "fine_label_names", 100)
+    train = _cifar_pool(place / "train", "fine_labels", 100)
+    test = _cifar_pool(place / "test", "fine_labels", 100)
+    return Dataset("cifar100", classes, train, test, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+
+
+def _cifar_pool(path: Path, label_key: str, classes: int) -> Pool:
+    content = _read_pickle(path)
+    rows, labels = content.get("data"), content.get(label_key)
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3072 or not len(rows):
+        raise InvalidData(f"{path} must hold 'data' of shape (n, 3072), uint8. {_UNPACK_AGAIN}", file=str(path))
+    if not isinstance(labels, list) or len(labels) != len(rows) or not all(type(label) is int for label in labels):
+        raise InvalidData(f"{path} must hold {label_key!r}, one whole number for each image. {_UNPACK_AGAIN}", file=str(path))
+    if min(labels) < 0 or max(labels) >= classes:
+        raise InvalidData(f"{path} holds labels from {min(labels)} to {max(labels)}, expected 0 to {classes - 1}", file=str(path))
+    return Pool(rows.reshape(len(rows), 3, 32, 32), np.array(labels, np.int64))
+
+
+def _cifar_classes(path: Path, key: str, count: int) -> tuple[str, ...]:
+    names = _read_pickle(path).get(key)
+    if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str | bytes) for name in names):
+        raise InvalidData(f"{path} must hold {count} class names under {key!r}. {_UNPACK_AGAIN}", file=str(path))
+    return tuple(_text(name) for name in names)
+
+
+_UNPACK_AGAIN = "Unpack the published archive again"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """What a version 2 pickle calls to spell bytes; no other codec is served."""
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError("unexpected text encoding")
+    return text.encode("latin-1")
+
+
+_reconstruct = np.empty(0).__reduce__()[0]  # numpy's own way to begin an array; its module's name changed with numpy 2
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Builds dictionaries, lists, numbers, text and arrays; can reach nothing that acts."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no such data set needs") from None
+
+
+def _read_pickle(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = _ArraysOnly(file, encoding="bytes").load()
+    except OSError as problem:
+        raise InvalidData(f"{path} cannot be read: {problem.strerror}. {_UNPACK_AGAIN}", file=str(path)) from None
+    except Exception as problem:  # damaged bytes can raise anything
+        raise InvalidData(f"{path} is damaged or not what it claims to be: {problem}. {_UNPACK_AGAIN}", file=str(path)) from None
+    if not isinstance(content, dict) or not all(isinstance(key, str | bytes) for key in content):
+        raise InvalidData(f"{path} does not hold a dictionary. {_UNPACK_AGAIN}", file=str(path))
+    return {_text(key): value for key, value in content.items()}
+
+
+# -- images in folders ----------------------------------------------------------------------------------
+
+
+def read_cinic10(place: Path, image_size: int) -> Dataset:
+    """Only train and test are read; the published valid part stays unused, as clients hold out their own validation images."""
+    classes = _class_folders(place / "train")
+    train = _folder_pool(place / "train", classes, 32, resize=False)
+    test = _folder_pool(place / "test", classes, 32, resize=False)
+    return Dataset("cinic10", classes, train, test, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))
+
+
+def read_tinyimagenet(place: Path, image_size: int) -> Dataset:
+    """The published validation part is the test pool; the published test part has no labels."""
+    classes = _class_folders(place / "train")
+    train = _folder_pool(place / "train", classes, 64, resize=False, inside="images")
+    annotations = place / "val" / "val_annotations.txt"
+    try:
+        lines = annotations.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InvalidData(f"{annotations} cannot be read: {problem}. {_UNPACK_AGAIN}", file=str(annotations)) from None
+    number_of = {name: number for number, name in enumerate(classes)}
+    paths, labels = [], []
+    for line in filter(None, lines):
+        name, *fields = line.split("\t")
+        if not fields or fields[0] not in number_of or Path(name).name != name:
+            raise InvalidData(f"{annotations} has a line that names no image or no class of train/: {line[:80]!r}", file=str(annotations))
+        paths.append(place / "val" / "images" / name)
+        labels.append(number_of[fields[0]])
+    if not paths:
+        raise InvalidData(f"{annotations} is empty. {_UNPACK_AGAIN}", file=str(annotations))
+    test = Pool(_decode(paths, 64, resize=False), np.array(labels, np.int64))
+    return Dataset("tinyimagenet", classes, train, test, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))
+
+
+def read_folder(place: Path, image_size: int) -> Dataset:
+    """Class folders; or train/ and test/, each of class folders. Without test/ the same 20 % of every class is the test pool."""
+    if (place / "train").is_dir() and (place / "test").is_dir():
+        classes = _class_folders(place / "train")
+        train = _folder_pool(place / "train", classes, image_size, resize=True)
+        test = _folder_pool(place / "test", classes, image_size, resize=True)
+    else:
+        classes = _class_folders(place)
+        train, test = _set_aside(_folder_pool(place, classes, image_size, resize=True), 0.2, "folder")
+    return Dataset("folder", classes, train, test, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+def _class_folders(place: Path) -> tuple[str, ...]:
+    if not place.is_dir():
+        raise InvalidData(f"{place} is missing: it must hold one folder of images per class", folder=str(place))
+    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if len(names) < 2:
+        raise InvalidData(f"{place} must hold one folder of images per class, at least two; found {len(names)}", folder=str(place))
+    return tuple(names)
+
+
+def _folder_pool(place: Path, classes: Sequence[str], side: int, resize: bool, inside: str = "") -> Pool:
+    unknown = sorted(set(_class_folders(place)) ^ set(classes))
+    if unknown:
+        raise InvalidData(f"{place} must hold the same classes as train; {unknown[0]!r} is in one of them only", folder=str(place))
+    paths, labels = [], []
+    for number, name in enumerate(classes):
+        folder = place / name / inside
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+        found = [entry for entry in entries if entry.suffix.lower() in IMAGE_ENDINGS and not entry.name.startswith(".")]
+        if not found:
+            raise InvalidData(f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}): add some or remove the folder", folder=str(folder))
+        paths += found
+        labels += [number] * len(found)
+    return Pool(_decode(paths, side, resize), np.array(labels, np.int64))
+
+
+def _decode(paths: Sequence[Path], side: int, resize: bool) -> Images:
+    images = np.empty((len(paths), 3, side, side), np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        for number, path in enumerate(paths):
+            try:
+                images[number] = _decode_one(path, side, resize)
+            except InvalidData:
+                raise
+            except Exception as problem:  # damaged bytes can raise anything
+                raise InvalidData(
+                    f"{path} cannot be read as an image: {problem}. Replace or remove the file", file=str(path)
+                ) from None
+    return images
+
+
+def _decode_one(path: Path, side: int, resize: bool) -> Images:
+    with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:
+        if image.mode.startswith(("I", "F")):  # a conversion would clip nearly everything to white
+            raise InvalidData(f"{path} has more than 8 bits per channel: save it with 8", file=str(path))
+        if resize:
+            image.draft("RGB", (2 * side, 2 * side))  # lets a large JPEG be decoded at a fraction of its size
+            picture = ImageOps.exif_transpose(image).convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+        else:
+            picture = image.convert("RGB")
+        if picture.size != (side, side):
+            raise InvalidData(f"{path} must be {side} x {side} pixels, is {picture.width} x {picture.height}", file=str(path))
+        return np.asarray(picture, np.uint8).transpose(2, 0, 1)
+
+
+# -- embedded -------------------------------------------------------------------------------------------
+
+
+def read_digits(place: Path, image_size: int) -> Dataset:
+    """1,797 handwritten digits that come with scikit-learn; the same third of every class is the test pool."""
+    from sklearn.datasets import load_digits  # slow to import, needed here only
+
+    data = load_digits()
+    images = np.rint(data.images[:, None] * (255 / 16)).astype(np.uint8)  # values 0..16, (n, 1, 8, 8)
+    train, test = _set_aside(Pool(images, data.target.astype(np.int64)), 1 / 3, "digits")
+    return Dataset("digits", tuple("0123456789"), train, test, (0.3053,), (0.3760,))
+
+
+def _set_aside(pool: Pool, share: float, name: str) -> tuple[Pool, Pool]:
+    """A fixed stratified share becomes the test pool, whatever the seed of a run."""
+    train, test = (np.sort(part) for part in stratified_holdout(pool.labels, share, rng("test pool", name)))
+    return Pool(pool.images[train], pool.labels[train]), Pool(pool.images[test], pool.labels[test])
+
+
+# -- the table ------------------------------------------------------------------------------------------
+
+DATASETS: dict[str, Source] = {
+    "digits": Source(read_digits, "8 x 8 handwritten digits, 10 classes, embedded: nothing to download", "", ""),
+    "cifar10": Source(read_cifar10, "32 x 32 photographs, 10 classes", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
+    "cifar100": Source(read_cifar100, "32 x 32 photographs, 100 classes", "cifar-100-python", "cifar-100-python.tar.gz"),
+    "cinic10": Source(read_cinic10, "32 x 32 photographs, 10 classes, from CIFAR-10 and ImageNet", "CINIC-10", "CINIC-10.tar.gz"),
+    "tinyimagenet": Source(read_tinyimagenet, "64 x 64 photographs, 200 classes", "tiny-imagenet-200", "tiny-imagenet-200.zip"),
+    "folder": Source(read_folder, "your own images: one folder per class", "", ""),
+}
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which data set, and where it lies."""
+
+    name: str = setting("digits", "the data set", choices=tuple(DATASETS))
+    folder: str = setting("data", "where data sets lie on disk")
+    image_size: int = setting(32, "side in pixels that images of a folder data set are resized to", low=8, high=1024)
+
+
+def read(settings: DataSettings) -> Dataset:
+    """Read the data set that the settings name."""
+    if settings.name not in DATASETS:
+        hint = did_you_mean(settings.name, list(DATASETS))
+        raise InvalidConfig(f"There is no data set named {settings.name!r}. {hint}", name=settings.name)
+    source = DATASETS[settings.name]
+    place = Path(settings.folder) / source.place
+    if settings.name != "digits" and not place.is_dir():
+        cure = (
+            f"Unpack the published archive {source.archive} inside {settings.folder} so that the folder {source.place} appears there"
+            if source.archive
+            else "Set data.folder to a folder that holds one folder of images per class"
+        )
+        raise InvalidData(f"The data set {settings.name} is not at {place}. {cure}", name=settings.name, place=str(place))
+    return source.reader(place, settings.image_size)

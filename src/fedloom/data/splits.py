@@ -1,0 +1,209 @@
+"""Who holds which images: the division of a data set among clients, and the clients' own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedloom.core.client_site import ClientData, Examples, Private
+from fedloom.core.errors import InvalidConfig, InvalidData
+from fedloom.core.registry import did_you_mean
+from fedloom.core.seeds import rng
+from fedloom.core.settings import setting
+from fedloom.data.readers import Dataset, Labels
+from fedloom.maths import partition
+from fedloom.maths.partition import Positions
+
+PARTS = ("train", "validation", "test")
+RULES = ("label", "client", "plato", "shards", "iid")
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    """How the data set is divided among the clients."""
+
+    rule: str = setting(
+        "label",
+        "label: Dir(alpha) over clients per class, disjoint; client: Dir(alpha) over classes per client, disjoint, equal sizes; "
+        "plato: the same with overlapping clients; shards: a few classes each; iid: by chance",
+        choices=RULES,
+    )
+    alpha: float = setting(0.3, "Dirichlet concentration of label, client and plato: smaller means clients differ more", low=0.001)
+    validation: float = setting(0.1, "share of a client's training images held out for selection", low=0.01, high=0.5)
+    minimum: int = setting(10, "label: training images every client has at least, validation included", low=3)
+    size: int = setting(600, "plato: training images per client, validation included", low=3)
+    test_size: int = setting(600, "plato: test images per client", low=1)
+    shards: int = setting(2, "shards: shards per client", low=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Positions in the training pool (train, validation) and the test pool (test), all clients in one flat array each."""
+
+    train: npt.NDArray[np.int32]
+    train_offsets: Positions  # (clients + 1,): client c owns train[offsets[c]:offsets[c + 1]]
+    validation: npt.NDArray[np.int32]
+    validation_offsets: Positions
+    test: npt.NDArray[np.int32]
+    test_offsets: Positions
+
+    @property
+    def clients(self) -> int:
+        return len(self.train_offsets) - 1
+
+    def part(self, which: str, client: int) -> npt.NDArray[np.int32]:
+        """One client's positions; ``which`` is train, validation or test."""
+        if which not in PARTS or not 0 <= client < self.clients:
+            raise InvalidData(f"A split of {self.clients} clients has no part {which!r} of client {client}", part=which, client=client)
+        offsets = getattr(self, f"{which}_offsets")
+        positions: npt.NDArray[np.int32] = getattr(self, which)[offsets[client] : offsets[client + 1]]
+        return positions
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {name: getattr(self, name) for part in PARTS for name in (part, f"{part}_offsets")}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Split:
+        """The split that ``to_arrays`` described; checks everything that can be checked without the data set."""
+        expected = {name for part in PARTS for name in (part, f"{part}_offsets")}
+        if set(arrays) != expected:
+            odd = ", ".join(sorted(set(arrays) ^ expected))
+            raise InvalidData(f"A saved split must hold exactly {', '.join(sorted(expected))}; {odd} differs", arrays=odd)
+        for name in sorted(expected):
+            if not isinstance(arrays[name], np.ndarray) or arrays[name].ndim != 1 or arrays[name].dtype.kind not in "iu":
+                raise InvalidData(f"Damaged split: {name} must be one row of whole numbers", array=name)
+        for part in PARTS:
+            _check_part(part, arrays[part], arrays[f"{part}_offsets"])
+        if len({len(arrays[f"{part}_offsets"]) for part in PARTS}) != 1:
+            raise InvalidData("Damaged split: train, validation and test are for different numbers of clients")
+        typed: dict[str, Any] = {name: arrays[name].astype(np.int64 if name.endswith("_offsets") else np.int32) for name in expected}
+        split = cls(**typed)
+        train = np.concatenate([_owned(split.train, split.train_offsets), _owned(split.validation, split.validation_offsets)])
+        for part, owned in (("train and validation", train), ("test", _owned(split.test, split.test_offsets))):
+            if len(np.unique(owned)) != len(owned):
+                raise InvalidData(f"Damaged split: a client holds one image twice in {part}", part=part)
+        return split
+
+
+def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Labels, clients: int, seed: int) -> Split:
+    """Divide the pools. Every client gets at least two training, one validation and one test image, or the split is refused.
+
+    Under ``plato`` a client's images depend on the seed and its number, not on how many clients there are.
+    """
+    if settings.rule not in RULES:
+        raise InvalidConfig(f"There is no split rule {settings.rule!r}. {did_you_mean(settings.rule, list(RULES))}", rule=settings.rule)
+    if clients < 1:
+        raise InvalidData(f"A federation needs at least one client, got {clients}", clients=clients)
+    disjoint = settings.rule != "plato"
+    if len(train_labels) < (3 * clients if disjoint else 3) or len(test_labels) < (clients if disjoint else 1):
+        raise InvalidData(
+            f"{clients} clients need at least 3 training images and 1 test image each; "
+            f"the data set has {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data",
+            clients=clients,
+        )
+    if disjoint:
+        owned = _disjoint(settings, train_labels, clients, seed)
+        tests = partition.matching_test(owned, train_labels, test_labels, rng(seed, "split", "test"), at_least=1)
+    else:
+        owned, tests = _overlapping(settings, train_labels, test_labels, clients, seed)
+    trains, validations = [], []
+    for client, own in enumerate(owned):
+        train, validation = partition.stratified_holdout(train_labels[own], settings.validation, rng(seed, "split", "validation", client))
+        trains.append(own[train])
+        validations.append(own[validation])
+    for which, parts, least in (("training", trains, 2), ("validation", validations, 1), ("test", tests, 1)):
+        sizes = np.array([len(part) for part in parts])
+        if sizes.min() < least:
+            raise InvalidData(
+                f"Client {sizes.argmin()} of {clients} would have {sizes.min()} {which} images, it needs {least}. "
+                "Use fewer clients, a larger alpha or more data",
+                client=int(sizes.argmin()),
+                part=which,
+            )
+    return Split(*_flat(trains), *_flat(validations), *_flat(tests))
+
+
+def _disjoint(settings: SplitSettings, labels: Labels, clients: int, seed: int) -> list[Positions]:
+    draws = rng(seed, "split", settings.rule)
+    if settings.rule == "label":
+        return partition.by_label(labels, clients, settings.alpha, draws, minimum=settings.minimum)
+    if settings.rule == "client":
+        return partition.by_client(labels, clients, settings.alpha, draws)
+    if settings.rule == "shards":
+        return partition.shards(labels, clients, settings.shards, draws)
+    return partition.iid(labels, clients, draws)
+
+
+def _overlapping(
+    settings: SplitSettings, train_labels: Labels, test_labels: Labels, clients: int, seed: int
+) -> tuple[list[Positions], list[Positions]]:
+    classes = int(max(train_labels.max(), test_labels.max())) + 1
+    trains, tests = [], []
+    for client in range(clients):
+        draws = rng(seed, "split", "plato", client)
+        row = partition.proportions(1, classes, settings.alpha, draws)[0]
+        trains.append(partition.plato(train_labels, row, settings.size, draws))
+        tests.append(partition.plato(test_labels, row, settings.test_size, draws))
+    return trains, tests
+
+
+def _flat(parts: Sequence[Positions]) -> tuple[npt.NDArray[np.int32], Positions]:
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    return np.concatenate(parts).astype(np.int32), offsets
+
+
+def _check_part(name: str, positions: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> None:
+    sizes = np.diff(offsets.astype(np.int64))
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(positions) or sizes.min() < 1:
+        raise InvalidData(f"Damaged split: {name}_offsets must rise from 0 to {len(positions)}, at least one image per client", part=name)
+    if positions.min() < 0 or positions.max() > np.iinfo(np.int32).max:
+        raise InvalidData(f"Damaged split: {name} holds positions that are not in any pool", part=name)
+
+
+def _owned(positions: npt.NDArray[np.int32], offsets: Positions) -> Positions:
+    """One number per (client, position)."""
+    return (np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets)) << 32) + positions
+
+
+class Federation(Private):
+    """All clients of a simulation: the pools lie on the device once, a client's tensors are cut from them when asked for."""
+
+    def __init__(self, dataset: Dataset, split: Split, device: torch.device | str) -> None:
+        for part, pool in (("train", dataset.train), ("validation", dataset.train), ("test", dataset.test)):
+            if getattr(split, part).max() >= len(pool):
+                raise InvalidData(
+                    f"The split was made for another data set: its {part} part goes up to image {getattr(split, part).max()}, "
+                    f"{dataset.name} has {len(pool)}",
+                    part=part,
+                )
+        width = max(3, len(str(split.clients - 1)))
+        self.dataset = dataset
+        self.split = split
+        self.device = torch.device(device)
+        self.names = [f"client-{client:0{width}d}" for client in range(split.clients)]
+        self._number_of = {name: client for client, name in enumerate(self.names)}
+        train = _on_device(dataset.train.images, dataset.train.labels, self.device)
+        test = _on_device(dataset.test.images, dataset.test.labels, self.device)
+        self._pools = {"train": train, "validation": train, "test": test}
+
+    def data_of(self, name: str) -> ClientData:
+        """A client's own examples, copied out of the pools."""
+        if name not in self._number_of:
+            raise InvalidData(f"There is no client {name!r}; the names run from {self.names[0]} to {self.names[-1]}", client=name)
+        client = self._number_of[name]
+        train, validation, test = (self._cut(part, client) for part in PARTS)
+        return ClientData(train, validation, test)
+
+    def _cut(self, part: str, client: int) -> Examples:
+        pool = self._pools[part]
+        positions = torch.from_numpy(self.split.part(part, client).astype(np.int64)).to(self.device)
+        return Examples(pool.images[positions], pool.labels[positions])
+
+
+def _on_device(images: npt.NDArray[np.uint8], labels: Labels, device: torch.device) -> Examples:
+    return Examples(torch.from_numpy(images).to(device), torch.from_numpy(labels).to(device))

@@ -1,0 +1,1 @@
+"""How a method runs: the round loop, the ways to reach clients, and the run folder."""

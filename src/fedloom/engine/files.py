@@ -1,0 +1,78 @@
+"""Files that are either whole or absent: every write of a run goes through here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from fedloom.core.errors import DamagedRun, UnusableFolder
+from fedloom.core.messages import Array, Arrays
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file in one step: a reader, or a run killed at any moment, sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UnusableFolder(f"{path} cannot be written ({error.strerror}). Make it writable or choose another run.folder", path=str(path)) from error
+
+
+def append_lines(path: Path, lines: list[str]) -> None:
+    """Add lines in one write; a kill in the middle leaves a torn last line, which readers drop."""
+    try:
+        with open(path, "ab") as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UnusableFolder(f"{path} cannot be written ({error.strerror}). Make it writable or choose another run.folder", path=str(path)) from error
+
+
+def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+    """Arrays as safetensors, facts as JSON in its header, and a digest over both."""
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    text = json.dumps(dict(facts), sort_keys=True)
+    write_file(path, save_tensors(whole, metadata={"facts": text, "digest": _digest(whole, text)}))
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """What ``write_arrays`` wrote, or DamagedRun; never a part of it and never anything executable."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedRun(f"{path} is missing; the run folder is incomplete", path=str(path)) from None
+    except OSError as error:
+        raise DamagedRun(f"{path} cannot be read ({error.strerror})", path=str(path)) from error
+    try:
+        (length,) = struct.unpack("<Q", data[:8])
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        arrays = load_tensors(data)
+        if metadata["digest"] != _digest(arrays, metadata["facts"]):
+            raise ValueError("the digest does not match")
+        return arrays, json.loads(metadata["facts"])
+    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise DamagedRun(f"{path} is damaged ({error}). Restore it from a copy, or start the run again in another folder", path=str(path)) from error
+
+
+def _digest(arrays: Arrays, text: str) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(arrays):
+        digest.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
+        digest.update(memoryview(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)))
+    return digest.hexdigest()

@@ -1,0 +1,74 @@
+"""All clients in this process, one after the other. A simulator: it also reads what clients keep to themselves, for its tables."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedloom.core.boundary import release
+from fedloom.core.client_site import ClientData, ClientSite
+from fedloom.core.messages import Instruction, Report, payload_bytes
+from fedloom.core.method import Method
+from fedloom.core.result import LedgerEntry
+from fedloom.core.settings import setting
+from fedloom.engine.store import Store
+
+
+@dataclass(frozen=True)
+class InlineSettings:
+    device: str = setting("auto", "where clients train: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = setting(0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0)
+
+
+class InlineLink:
+    """A client exists in memory only while it answers; between rounds its memory lies on disk."""
+
+    def __init__(
+        self,
+        method: Method[Any],
+        clients: Sequence[str],
+        data_of: Callable[[str], ClientData],
+        store: Store,
+        description: dict[str, Any],
+        record: Callable[[LedgerEntry], None],
+    ) -> None:
+        self._method, self._clients, self._data_of, self._store = method, clients, data_of, store
+        self._description, self._record = description, record
+
+    def clients(self) -> Sequence[str]:
+        return self._clients
+
+    def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
+        return [self._visit(instruction) for instruction in instructions]
+
+    def _visit(self, instruction: Instruction) -> Report:
+        name, store = instruction.client, self._store
+        site = ClientSite(name, self._data_of(name), store.load_memory(name, instruction.round))
+        answer = self._method.answer(instruction, site)
+        released = release(answer.report, instruction, self._method.uploads)
+        if answer.model is not None:
+            store.save_model(name, answer.model, self._description)
+        store.save_memory(name, instruction.round, answer.memory)
+        diary = answer.diary
+        self._record(
+            LedgerEntry(
+                client=name,
+                round=instruction.round,
+                final=answer.model is not None,
+                bytes_down=payload_bytes(instruction),
+                bytes_up=released.bytes,
+                uploads=tuple(sorted({*released.report.arrays, *released.report.facts})),
+                seconds={stage: round(seconds, 4) for stage, seconds in site.clock.seconds.items()},
+                architecture=diary.architecture,
+                validation_accuracy=diary.validation_accuracy,
+                test_accuracy=diary.test_accuracy,
+                trained_macs=diary.trained_macs,
+                evaluated_architectures=diary.evaluated_architectures,
+                peak_memory_mb=diary.peak_memory_mb,
+                process_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+                notes=diary.notes,
+            )
+        )
+        return released.report

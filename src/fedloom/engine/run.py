@@ -1,0 +1,81 @@
+"""From the first round, or the last checkpoint, to the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedloom.core.method import Method
+from fedloom.core.result import ClientResult, Ledger, LedgerEntry, RunResult
+from fedloom.engine.loop import Link, run_rounds, say_farewell
+from fedloom.engine.store import Store
+
+
+class Watcher(Protocol):
+    """Whoever wants to see a run go by."""
+
+    def begin(self, rounds: int, clients: int, done: int) -> None: ...
+    def participation(self, entry: LedgerEntry) -> None: ...
+    def round_done(self, round: int, entries: Sequence[LedgerEntry]) -> None: ...
+    def end(self, result: RunResult) -> None: ...
+
+
+@dataclass
+class Run:
+    """A federation ready to run on this machine."""
+
+    method: Method[Any]
+    store: Store
+    watcher: Watcher
+    rounds: int
+    seed: int
+    facts: dict[str, Any]  # method, space, dataset, protocol, environment: what the result says of the run
+    describe_client: Callable[[LedgerEntry], ClientResult]
+    checkpoint_every: int = 1
+    ledger: Ledger = field(default_factory=Ledger)
+    waiting: list[LedgerEntry] = field(default_factory=list)  # entries not yet in the ledger file
+    seconds_before: float = 0.0
+
+    def record(self, entry: LedgerEntry) -> None:
+        self.waiting.append(entry)
+        self.watcher.participation(entry)
+
+    def execute(self, link: Link) -> RunResult:
+        state = self.method.start(self.seed)
+        saved = self.store.load_state(state)
+        state = state if saved is None else saved
+        self.store.rewind_ledger(rounds_over=self.method.finished(state))
+        self.ledger.add(self.store.read_ledger())
+        clock = time.perf_counter()
+        if saved is None:
+            self.store.save_state(state, state.round)
+        self.watcher.begin(self.rounds, len(link.clients()), state.round)
+
+        def elapsed() -> float:
+            return self.seconds_before + time.perf_counter() - clock
+
+        def after_round(state: Any) -> None:
+            self.watcher.round_done(state.round, self.waiting)
+            self._write_down()
+            if state.round % self.checkpoint_every == 0 or self.method.finished(state):
+                self.store.save_state(state, state.round)
+                self._write_result(state.round, False, elapsed())
+
+        state = run_rounds(self.method, link, state, after_round)
+        say_farewell(self.method, link, state, set(self.ledger.final), self._write_down)
+        result = self._write_result(state.round, True, elapsed())
+        self.watcher.end(result)
+        return result
+
+    def _write_down(self) -> None:
+        self.store.append(self.waiting)
+        self.ledger.add(self.waiting)
+        self.waiting.clear()
+
+    def _write_result(self, round: int, finished: bool, seconds: float) -> RunResult:
+        clients = tuple(self.describe_client(self.ledger.final[name]) for name in sorted(self.ledger.final))
+        result = RunResult(rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=seconds, seed=self.seed, **self.facts)
+        self.store.write_text("result.json", result.to_json() + "\n")
+        return result

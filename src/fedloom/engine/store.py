@@ -1,0 +1,170 @@
+"""The run folder: what a run writes as it goes, and everything needed to go on after it was stopped.
+
+    config.toml            resolved settings
+    result.json            the result so far
+    ledger.jsonl           one line per participation
+    state/                 server.safetensors (method state after the last checkpoint), split.safetensors, lock
+    clients/<name>/        memory-<round>.safetensors (private memory), model.safetensors (personal model)
+
+Order of writes in a round: client memories, ledger lines, server state. A run killed between any two of them goes on from the last server
+state; ledger lines and memories of later rounds are then dropped or written again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from fedloom.core.client_site import ClientMemory, PersonalModel
+from fedloom.core.errors import DamagedRun, UnusableFolder
+from fedloom.core.messages import Arrays, frozen
+from fedloom.core.result import LedgerEntry
+from fedloom.engine.files import append_lines, read_arrays, write_arrays, write_file
+
+State = TypeVar("State")
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = 0  # the round a resume would start from
+        self._lock: IO[str] | None = None
+
+    # -- the folder -------------------------------------------------------------
+    def claim(self) -> None:
+        """Make the folder and take its lock; the lock ends with the process, however that ends."""
+        try:
+            (self.folder / "state").mkdir(parents=True, exist_ok=True)
+            lock = open(self.folder / "state" / "lock", "w")  # noqa: SIM115 - held until the process ends
+        except OSError as error:
+            raise UnusableFolder(
+                f"{self.folder} cannot be written ({error.strerror}). Make it writable or choose another run.folder", folder=str(self.folder)
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise UnusableFolder(f"{self.folder} is in use by another process; wait for it or choose another run.folder") from None
+        self._lock = lock
+
+    def release(self) -> None:
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def write_text(self, name: str, text: str) -> None:
+        write_file(self.folder / name, text.encode())
+
+    def read_text(self, name: str) -> str:
+        try:
+            return (self.folder / name).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DamagedRun(f"{self.folder / name} cannot be read ({error}); {self.folder} is not a whole run folder") from error
+
+    # -- server state --------------------------------------------------------------
+    def save_state(self, state: Any, round: int) -> None:
+        """Any frozen dataclass of numbers, text, arrays and named arrays: every field is saved, so nothing is forgotten."""
+        arrays: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
+        for item in fields(state):
+            value = getattr(state, item.name)
+            if isinstance(value, dict):
+                arrays |= {f"{item.name}/{name}": array for name, array in value.items()}
+                facts[item.name] = "named arrays"
+            elif hasattr(value, "dtype"):
+                arrays[item.name] = value
+            else:
+                facts[item.name] = value
+        write_arrays(self.folder / "state" / "server.safetensors", arrays, {"round": round, "fields": facts})
+        self.checkpoint = round
+
+    def load_state(self, template: State) -> State | None:
+        """The saved state, of the same type as ``template``; nothing if the run had not come to its first checkpoint."""
+        path = self.folder / "state" / "server.safetensors"
+        if not path.exists():
+            return None
+        arrays, facts = read_arrays(path)
+        values: dict[str, Any] = {}
+        try:
+            for item in fields(template):  # type: ignore[arg-type]
+                named = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{item.name}/")}
+                if isinstance(getattr(template, item.name), dict):
+                    values[item.name] = frozen(named)
+                elif item.name in arrays:
+                    values[item.name] = arrays[item.name]
+                else:
+                    values[item.name] = facts["fields"][item.name]
+            self.checkpoint = int(facts["round"])
+            return type(template)(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRun(f"{path} does not hold the state of this method ({error})", path=str(path)) from error
+
+    def save_split(self, arrays: Arrays, facts: dict[str, Any]) -> None:
+        write_arrays(self.folder / "state" / "split.safetensors", arrays, facts)
+
+    def load_split(self) -> tuple[Arrays, dict[str, Any]] | None:
+        path = self.folder / "state" / "split.safetensors"
+        return read_arrays(path) if path.exists() else None
+
+    # -- ledger ------------------------------------------------------------------------
+    def append(self, entries: list[LedgerEntry]) -> None:
+        append_lines(self.folder / "ledger.jsonl", [entry.to_json() for entry in entries])
+
+    def read_ledger(self) -> Iterator[LedgerEntry]:
+        """All entries; a torn last line is passed over."""
+        path = self.folder / "ledger.jsonl"
+        if not path.exists():
+            return
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    yield LedgerEntry.from_json(line.decode())
+                except (ValueError, TypeError, KeyError) as error:
+                    raise DamagedRun(f"{path}, line {number} is damaged ({error}). Restore it from a copy") from error
+
+    def rewind_ledger(self, rounds_over: bool) -> None:
+        """Drop what was written after the last checkpoint: those rounds will be run again."""
+        kept = [e.to_json() for e in self.read_ledger() if (e.final and rounds_over) or (not e.final and e.round < self.checkpoint)]
+        write_file(self.folder / "ledger.jsonl", "".join(f"{line}\n" for line in kept).encode())
+
+    # -- clients (each client's own disk, in a simulation) ----------------------------
+    def client_folder(self, client: str) -> Path:
+        return self.folder / "clients" / client
+
+    def load_memory(self, client: str, round: int) -> ClientMemory:
+        """The memory a client had before this round, even if it answered the round already and is asked again."""
+        earlier = [number for number in self._memory_rounds(client) if number < round]
+        if not earlier:
+            return ClientMemory()
+        arrays, facts = read_arrays(self._memory_path(client, max(earlier)))
+        return ClientMemory(arrays, facts)
+
+    def save_memory(self, client: str, round: int, memory: ClientMemory) -> None:
+        """Keep this round's memory, and of the earlier ones those that a resume from the last checkpoint would need."""
+        if not (memory.arrays or memory.facts):
+            return
+        write_arrays(self._memory_path(client, round), memory.arrays, memory.facts)
+        before = [number for number in self._memory_rounds(client) if number < self.checkpoint]
+        for number in before:
+            if number != max(before):
+                self._memory_path(client, number).unlink()
+
+    def _memory_rounds(self, client: str) -> list[int]:
+        folder = self.client_folder(client)
+        names = os.listdir(folder) if folder.exists() else []
+        return [int(name[7:-12]) for name in names if name.startswith("memory-") and name.endswith(".safetensors")]
+
+    def _memory_path(self, client: str, round: int) -> Path:
+        return self.client_folder(client) / f"memory-{round}.safetensors"
+
+    def model_path(self, client: str) -> Path:
+        return self.client_folder(client) / "model.safetensors"
+
+    def save_model(self, client: str, model: PersonalModel, description: dict[str, Any]) -> None:
+        write_arrays(self.model_path(client), model.arrays, {**description, "architecture": model.architecture})

@@ -1,0 +1,1 @@
+"""Pure functions on arrays that can be checked with pen and paper."""

@@ -1,0 +1,88 @@
+"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1) on one fixed network of the space, fine-tuned by each client at the end.
+
+Deviation: normalisation statistics are not averaged; every client measures its own on its training images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.boundary import Manifest, Upload
+from fedloom.core.client_site import ClientSite
+from fedloom.core.messages import Arrays, Instruction, Report, frozen
+from fedloom.core.method import Answer
+from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.settings import setting
+from fedloom.maths import averaging
+from fedloom.methods.base import FINISH, METHODS, TRAIN
+from fedloom.training.bench import Bench
+
+
+@dataclass(frozen=True)
+class FedAvgSettings:
+    architecture: str = setting("medium", "the network: smallest, medium, largest, random, or an architecture's id")
+
+
+@dataclass(frozen=True)
+class FedAvgState:
+    round: int
+    seed: int
+    architecture: str
+    weights: Arrays
+
+
+@METHODS.add("fedavg", FedAvgSettings, "one fixed network averaged over clients, fine-tuned locally at the end")
+@dataclass(frozen=True)
+class FedAvg:
+    settings: FedAvgSettings
+    bench: Bench
+
+    uploads: ClassVar[Manifest] = {
+        "update": Upload("what local training changed in the shared network", like="weights"),
+        "examples": Upload("number of training examples, the client's weight in the average"),
+    }
+
+    # -- server ---------------------------------------------------------------
+    def start(self, seed: int) -> FedAvgState:
+        architecture = self.bench.space.find(self.settings.architecture, rng(seed, "architecture"))
+        return FedAvgState(0, seed, architecture.id, frozen(self.bench.initial_network(seed, architecture)))
+
+    def plan(self, state: FedAvgState, clients: Sequence[str]) -> list[Instruction]:
+        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        return [self._instruct(state, client, TRAIN) for client in drawn]
+
+    def absorb(self, state: FedAvgState, reports: Sequence[Report]) -> FedAvgState:
+        if not reports:
+            return replace(state, round=state.round + 1)
+        mean = averaging.fedavg([r.arrays["update"] for r in reports], [], [float(r.facts["examples"]) for r in reports])
+        weights = {name: array + mean[name] for name, array in state.weights.items()}
+        return replace(state, round=state.round + 1, weights=frozen(weights))
+
+    def finished(self, state: FedAvgState) -> bool:
+        return state.round >= self.bench.rounds
+
+    def farewell(self, state: FedAvgState, client: str) -> Instruction:
+        return self._instruct(state, client, FINISH)
+
+    def _instruct(self, state: FedAvgState, client: str, action: str) -> Instruction:
+        seed = derive_seed(state.seed, state.round, client)
+        return Instruction(client, state.round, action, seed, {"weights": state.weights}, {"architecture": state.architecture})
+
+    # -- client ---------------------------------------------------------------
+    def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
+        bench = self.bench
+        architecture = Architecture.parse(str(instruction.facts["architecture"]))
+        received = bench.tensors(instruction.arrays["weights"])
+        if instruction.action == FINISH:
+            model, diary = bench.personalise(site, architecture, received, instruction.seed)
+            return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
+        with site.clock("train"):
+            rates = bench.rates(instruction.round, bench.training.epochs)
+            trained = bench.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
+            update = bench.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
+        _, diary = bench.keep(site, architecture, trained.weights, trained.macs)
+        report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
+        return Answer(report, diary=diary)

@@ -1,0 +1,65 @@
+"""Local training: every client alone, the same fixed network, no federation. The floor that any federation must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedloom.core.boundary import Manifest
+from fedloom.core.client_site import ClientSite
+from fedloom.core.messages import Instruction, Report
+from fedloom.core.method import Answer
+from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.settings import setting
+from fedloom.methods.base import FINISH, METHODS
+from fedloom.training.bench import Bench
+from fedloom.training.recipe import falling
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    architecture: str = setting("medium", "the network: smallest, medium, largest, random, or an architecture's id")
+    epochs: int = setting(60, "epochs each client trains alone", low=1)
+
+
+@dataclass(frozen=True)
+class LocalState:
+    round: int
+    seed: int
+
+
+@METHODS.add("local", LocalSettings, "every client trains a fixed network alone; nothing is exchanged")
+@dataclass(frozen=True)
+class Local:
+    settings: LocalSettings
+    bench: Bench
+
+    uploads: ClassVar[Manifest] = {}
+
+    # -- server ---------------------------------------------------------------
+    def start(self, seed: int) -> LocalState:
+        return LocalState(0, seed)
+
+    def plan(self, state: LocalState, clients: Sequence[str]) -> list[Instruction]:
+        return []
+
+    def absorb(self, state: LocalState, reports: Sequence[Report]) -> LocalState:
+        return state
+
+    def finished(self, state: LocalState) -> bool:
+        return True
+
+    def farewell(self, state: LocalState, client: str) -> Instruction:
+        return Instruction(client, state.round, FINISH, derive_seed(state.seed, client), facts={"seed": state.seed})
+
+    # -- client ---------------------------------------------------------------
+    def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
+        bench, seed = self.bench, int(instruction.facts["seed"])
+        architecture = bench.space.find(self.settings.architecture, rng(seed, "architecture"))
+        plain = bench.tensors(bench.initial_network(seed, architecture))
+        rates = [falling(bench.training.rate, e / self.settings.epochs, bench.training.schedule) for e in range(self.settings.epochs)]
+        with site.clock("train"):
+            trained = bench.trainer.train_network(plain, architecture, site.data.train, rates, rng(instruction.seed, "train"))
+        model, diary = bench.keep(site, architecture, trained.weights, trained.macs)
+        return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)

@@ -1,0 +1,197 @@
+"""PerFedSDE-NAS (Liao et al., supplement Algorithm 1): every client searches its own architecture on its own data.
+
+A client keeps a population of architectures. At each participation it re-scores them with the received supernet, then repeats:
+draw offspring, train the supernet for one epoch on an archive of its best architectures, score the offspring, keep the best. Only
+the supernet's update, which entries it trained and the number of examples leave; architectures and scores do not. The update and
+its coverage do show the outline of the archive to the server.
+
+Deviations and decisions: scores come from validation data (``protocol = paper`` uses test data as the paper did); parents are drawn
+uniformly from the population; Eq. 5 is ``averaging = coverage``; normalisation statistics are measured at each client, never averaged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.boundary import Manifest, Upload
+from fedloom.core.client_site import ClientMemory, ClientSite
+from fedloom.core.messages import Arrays, Instruction, Report, frozen
+from fedloom.core.method import Answer
+from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.settings import setting
+from fedloom.maths.averaging import AVERAGING
+from fedloom.methods.base import FINISH, METHODS, TRAIN
+from fedloom.training.bench import Bench
+from fedloom.training.scoring import Scored, best_first
+
+PATIENCE = 50  # draws per wanted offspring before a crowded neighbourhood is left for random architectures
+
+
+@dataclass(frozen=True)
+class PerFedSDESettings:
+    generator: str = setting("evolution", "where candidates come from: crossover and mutation of the population", choices=("evolution",))
+    iterations: int = setting(5, "search iterations per participation, one epoch of supernet training each", low=1)
+    population: int = setting(0, "architectures a client keeps; 0 is three times the number of genes", low=0)
+    archive: int = setting(10, "best architectures that the supernet is trained on", low=1)
+    offspring: int = setting(10, "new architectures scored per iteration", low=1)
+    mutation: float = setting(0.1, "probability that a gene of a child is redrawn", low=0, high=1)
+    averaging: str = setting("coverage", "how updates are combined", choices=tuple(AVERAGING))
+
+
+@dataclass(frozen=True)
+class PerFedSDEState:
+    round: int
+    seed: int
+    weights: Arrays
+
+
+@METHODS.add("perfedsde", PerFedSDESettings, "PerFedSDE-NAS: each client searches its own architecture; only the supernet's update leaves")
+@dataclass(frozen=True)
+class PerFedSDE:
+    settings: PerFedSDESettings
+    bench: Bench
+
+    uploads: ClassVar[Manifest] = {
+        "update": Upload("what local training changed in the supernet", like="weights"),
+        "coverage": Upload("which entries of the supernet were trained; it shows the outline of the archive", like="weights", compact=True),
+        "examples": Upload("number of training examples, the client's weight in the average"),
+    }
+
+    # -- server ---------------------------------------------------------------
+    def start(self, seed: int) -> PerFedSDEState:
+        return PerFedSDEState(0, seed, frozen(self.bench.initial_supernet(seed)))
+
+    def plan(self, state: PerFedSDEState, clients: Sequence[str]) -> list[Instruction]:
+        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        return [self._instruct(state, client, TRAIN) for client in drawn]
+
+    def absorb(self, state: PerFedSDEState, reports: Sequence[Report]) -> PerFedSDEState:
+        if not reports:
+            return replace(state, round=state.round + 1)
+        combine = AVERAGING[self.settings.averaging]
+        updates, coverage = [r.arrays["update"] for r in reports], [r.arrays["coverage"] for r in reports]
+        mean = combine(updates, coverage, [float(r.facts["examples"]) for r in reports])
+        weights = {name: array + mean[name] for name, array in state.weights.items()}
+        return replace(state, round=state.round + 1, weights=frozen(weights))
+
+    def finished(self, state: PerFedSDEState) -> bool:
+        return state.round >= self.bench.rounds
+
+    def farewell(self, state: PerFedSDEState, client: str) -> Instruction:
+        return self._instruct(state, client, FINISH)
+
+    def _instruct(self, state: PerFedSDEState, client: str, action: str) -> Instruction:
+        return Instruction(client, state.round, action, derive_seed(state.seed, state.round, client), {"weights": state.weights})
+
+    # -- client ---------------------------------------------------------------
+    def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
+        weights = self.bench.tensors(instruction.arrays["weights"])
+        known = self._inherit(site)
+        first = known or self._random_population(instruction.seed)
+        population = self._score(site, weights, first)  # best first
+        if instruction.action == FINISH:
+            return self._settle(instruction, site, weights, population, new=not known)
+        return self._search(instruction, site, weights, population)
+
+    def _search(self, instruction: Instruction, site: ClientSite, weights: dict[str, Tensor], population: list[Scored]) -> Answer:
+        """Algorithm 1, lines 8-23: search and supernet training in turn."""
+        bench, settings = self.bench, self.settings
+        received, size = weights, len(population)
+        rates = bench.rates(instruction.round, settings.iterations)
+        steps: Counter[Architecture] = Counter()
+        macs, scored = 0, size
+        for iteration, rate in enumerate(rates):
+            draw = rng(instruction.seed, "iteration", iteration)
+            with site.clock("generate"):
+                children = self._offspring([member.architecture for member in population], draw)
+            with site.clock("train"):
+                archive = [member.architecture for member in population[: settings.archive]]
+                trained = bench.trainer.train_supernet(
+                    weights, lambda r, archive=archive: archive[r.integers(len(archive))], site.data.train, [rate], draw
+                )
+                weights, macs, steps = trained.weights, macs + trained.macs, steps + trained.steps
+            population = best_first([*population, *self._score(site, weights, children)])[:size]
+            scored += len(children)
+        best = population[0].architecture
+        with site.clock("train"):
+            update = bench.arrays({name: tensor - received[name] for name, tensor in weights.items()})
+            coverage = self._coverage(steps)
+        _, diary = bench.keep(site, best, bench.supernet.plain(weights, best), macs)
+        stored = sum(tensor.numel() for tensor in weights.values())
+        diary = replace(
+            diary,
+            evaluated_architectures=scored,
+            peak_memory_mb=max(bench.training_memory_mb(a, stored, len(site.data.train)) for a in steps),
+            notes={"covered_share": _covered_share(coverage, update), "best_score": population[0].score.accuracy},
+        )
+        facts = {"examples": len(site.data.train)}
+        report = Report(instruction.client, instruction.round, {"update": update, "coverage": coverage}, facts)
+        return Answer(report, self._remember(population), diary)
+
+    def _settle(
+        self, instruction: Instruction, site: ClientSite, weights: dict[str, Tensor], population: list[Scored], new: bool
+    ) -> Answer:
+        """The final participation. A client that never took part searches first, with the supernet as it is."""
+        size = scored = len(population)
+        for iteration in range(self.settings.iterations if new else 0):
+            children = self._offspring([m.architecture for m in population], rng(instruction.seed, "iteration", iteration))
+            population = best_first([*population, *self._score(site, weights, children)])[:size]
+            scored += len(children)
+        best = population[0].architecture
+        model, diary = self.bench.personalise(site, best, self.bench.supernet.plain(weights, best), instruction.seed)
+        diary = replace(diary, evaluated_architectures=scored)
+        return Answer(Report(instruction.client, instruction.round), self._remember(population), diary, model)
+
+    # -- population -------------------------------------------------------------
+    def _random_population(self, seed: int) -> list[Architecture]:
+        draw, space = rng(seed, "population"), self.bench.space
+        size = self.settings.population or 3 * len(space.genes)
+        return [space.sample(draw) for _ in range(size)]
+
+    def _inherit(self, site: ClientSite) -> list[Architecture]:
+        """The population of the last participation, or nothing."""
+        rows = site.memory.arrays.get("population", np.empty((0, 0), np.uint8))
+        return [Architecture(self.bench.space.name, tuple(int(c) for c in row)) for row in rows]
+
+    def _remember(self, population: list[Scored]) -> ClientMemory:
+        return ClientMemory({"population": np.array([member.architecture.choices for member in population], np.uint8)})
+
+    def _offspring(self, parents: Sequence[Architecture], draw: np.random.Generator) -> list[Architecture]:
+        """Children of two parents each, neither in the population nor twice; random ones where the neighbourhood is exhausted."""
+        space, wanted = self.bench.space, self.settings.offspring
+        known, children = set(parents), []
+        for attempt in range(2 * PATIENCE * wanted):
+            if attempt < PATIENCE * wanted:
+                first, second = draw.integers(len(parents), size=2)
+                child = space.mutate(space.crossover(parents[first], parents[second], draw), draw, self.settings.mutation)
+            else:
+                child = space.sample(draw)
+            if child not in known:
+                known.add(child)
+                children.append(child)
+                if len(children) == wanted:
+                    break
+        return children
+
+    def _score(self, site: ClientSite, weights: dict[str, Tensor], architectures: Sequence[Architecture]) -> list[Scored]:
+        with site.clock("score"):
+            scorer, data = self.bench.scorer, site.data
+            return best_first(scorer.score_subnets(weights, architectures, self.bench.selecting(data), data.train))
+
+    def _coverage(self, steps: Counter[Architecture]) -> dict[str, np.ndarray]:
+        """Steps per entry where the averaging rule weighs them; otherwise only whether there were any, which says less."""
+        counts = self.bench.supernet.coverage(steps)
+        effort = self.settings.averaging == "coverage_effort"
+        return {name: (count if effort else (count > 0)).numpy() for name, count in counts.items()}
+
+
+def _covered_share(coverage: Arrays, update: Arrays) -> float:
+    covered = sum(float((array > 0).mean()) * update[name].size for name, array in coverage.items())
+    return covered / sum(array.size for array in update.values())

@@ -1,0 +1,151 @@
+"""A search space as a list of genes: sampling, mutation, crossover, encoding and checking for every space."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import InvalidArchitecture
+from fedloom.core.registry import Registry, did_you_mean
+
+Choices = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Gene:
+    """One decision: what it decides and the values it may take."""
+
+    name: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an architecture costs, by arithmetic."""
+
+    parameters: int
+    macs: int  # multiply-accumulates of one forward pass on one image
+    activations: int  # numbers kept for the backward pass of one image
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """What a network sees and says: input channels, side in pixels, number of classes."""
+
+    channels: int
+    size: int
+    classes: int
+
+
+class SearchSpace(ABC):
+    """Genes with a finite number of choices, some of them without effect when others switch their block off.
+
+    An architecture is canonical: a gene without effect has choice 0, so every network has exactly one encoding.
+    """
+
+    name: str
+
+    # -- what a space must say --------------------------------------------
+    @property
+    @abstractmethod
+    def genes(self) -> tuple[Gene, ...]: ...
+
+    @abstractmethod
+    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
+        """(genes,) which genes have an effect under these choices."""
+
+    @abstractmethod
+    def cost(self, architecture: Architecture) -> Cost: ...
+
+    @property
+    @abstractmethod
+    def named(self) -> Mapping[str, Architecture]:
+        """Architectures with a name: at least smallest, medium and largest."""
+
+    @property
+    @abstractmethod
+    def architectures(self) -> int:
+        """How many different architectures there are."""
+
+    # -- what every space gets --------------------------------------------
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """(genes,) number of choices of each gene."""
+        return np.array([len(gene.values) for gene in self.genes])
+
+    def canonical(self, choices: Choices) -> Architecture:
+        """The architecture these choices describe, genes without effect set to 0."""
+        return Architecture(self.name, tuple(int(c) for c in np.where(self.active(choices), choices, 0)))
+
+    def sample(self, rng: np.random.Generator) -> Architecture:
+        """Every gene uniformly and independently."""
+        return self.canonical(rng.integers(self.sizes))
+
+    def mutate(self, parent: Architecture, rng: np.random.Generator, probability: float = 0.1) -> Architecture:
+        """Redraw each active gene with this probability, at least one of them; genes that come to life are drawn afresh."""
+        choices = np.array(parent.choices)
+        active = self.active(choices)
+        chosen = (rng.random(len(choices)) < probability) & active
+        if not chosen.any():
+            chosen[rng.choice(np.flatnonzero(active))] = True
+        # A shift by 1..size-1 is a different choice by construction; genes with one choice cannot change.
+        shift = 1 + rng.integers(np.maximum(self.sizes - 1, 1))
+        changed = np.where(chosen & (self.sizes > 1), (choices + shift) % self.sizes, choices)
+        return self.canonical(np.where(active, changed, rng.integers(self.sizes)))
+
+    def crossover(self, first: Architecture, second: Architecture, rng: np.random.Generator) -> Architecture:
+        """Each gene from one of the parents, evenly; from the one in which it has an effect when the other has it switched off."""
+        a, b = np.array(first.choices), np.array(second.choices)
+        in_a, in_b = self.active(a), self.active(b)
+        from_first = np.where(in_a == in_b, rng.random(len(a)) < 0.5, in_a)
+        return self.canonical(np.where(from_first, a, b))
+
+    def encode(self, architecture: Architecture) -> npt.NDArray[np.float64]:
+        """(genes,) in [0, 1]; genes without effect are constant."""
+        return np.array(architecture.choices) / np.maximum(self.sizes - 1, 1)
+
+    def decode(self, genes: npt.ArrayLike) -> Architecture:
+        """The nearest architecture; always valid."""
+        top = self.sizes - 1
+        return self.canonical(np.clip(np.rint(np.asarray(genes) * top), 0, top).astype(int))
+
+    def check(self, architecture: Architecture) -> None:
+        """Raise InvalidArchitecture, naming the gene and its allowed values."""
+        if architecture.space != self.name or len(architecture.choices) != len(self.genes):
+            raise InvalidArchitecture(
+                f"{architecture.id[:60]} is not a {self.name} architecture of {len(self.genes)} genes", architecture=architecture.id
+            )
+        for index, (gene, choice) in enumerate(zip(self.genes, architecture.choices, strict=True)):
+            if not 0 <= choice < len(gene.values):
+                raise InvalidArchitecture(f"gene {index} ({gene.name}) must be 0..{len(gene.values) - 1}, got {choice}", gene=index)
+        idle = ~self.active(architecture.choices) & (np.array(architecture.choices) != 0)
+        if idle.any():
+            index = int(np.flatnonzero(idle)[0])
+            raise InvalidArchitecture(f"gene {index} ({self.genes[index].name}) must be 0 because its block is absent", gene=index)
+
+    def find(self, text: str, rng: np.random.Generator) -> Architecture:
+        """An architecture by name (smallest, medium, largest, random) or by its id."""
+        if text == "random":
+            return self.sample(rng)
+        if text in self.named:
+            return self.named[text]
+        if ":" not in text:
+            raise InvalidArchitecture(f"There is no architecture named {text!r}. {did_you_mean(text, [*self.named, 'random'])}, or an id")
+        architecture = Architecture.parse(text)
+        self.check(architecture)
+        return architecture
+
+
+def round_to_eight(width: float) -> int:
+    """The nearest multiple of 8 that does not lose more than a tenth (the MobileNet rule)."""
+    rounded = max(8, int(width + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * width else rounded
+
+
+SPACES: Registry[Callable[..., SearchSpace]] = Registry("search space")

@@ -1,0 +1,3 @@
+"""Supernets: how the networks of a space compute with shared weights. One line per supernet makes it known."""
+
+from fedloom.supernets import mobilenetv3  # noqa: F401

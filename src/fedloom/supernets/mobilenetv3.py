@@ -1,0 +1,206 @@
+"""The once-for-all MobileNetV3 supernet: nested weights, the first channels of each layer shared by all widths."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.core.architecture import Architecture
+from fedloom.spaces.mobilenetv3 import Block, MobileNetV3, MobileNetV3Settings, Outline
+from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights
+from fedloom.supernets.elastic import EPS, GROUP, Statistics, batch_norm, centre, elastic_kernel, group_norm
+
+WHOLE = slice(None)
+
+
+@SUPERNETS.add("mobilenetv3", MobileNetV3Settings, "nested once-for-all weights with learned kernel transformations")
+class MobileNetV3Supernet(Supernet[MobileNetV3]):
+    def initial(self, seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        weights: dict[str, Tensor] = {}
+
+        def convolution(name: str, outputs: int, inputs: int, kernel: int = 1) -> None:
+            # He initialisation over the outgoing connections, as MobileNetV3 uses; depth-wise convolutions have inputs = 1.
+            deviation = math.sqrt(2.0 / (kernel**2 * (1 if inputs == 1 else outputs)))
+            weights[f"{name}.weight"] = torch.randn(outputs, inputs, kernel, kernel, generator=generator) * deviation
+
+        def norm(name: str, channels: int) -> None:
+            weights[f"{name}.weight"], weights[f"{name}.bias"] = torch.ones(channels), torch.zeros(channels)
+
+        outline = self.space.outline(self.space.named["largest"])
+        convolution("stem.conv", outline.stem, outline.image.channels, 3)
+        norm("stem.norm", outline.stem)
+        for block in outline.blocks:
+            if block.expands:
+                convolution(f"{block.name}.expand.conv", block.middle, block.inputs)
+                norm(f"{block.name}.expand.norm", block.middle)
+            convolution(f"{block.name}.depth.conv", block.middle, 1, block.kernel)
+            if block.kernel == 7:
+                weights[f"{block.name}.depth.to_five"] = torch.eye(25).reshape(5, 5, 25)
+                weights[f"{block.name}.depth.to_three"] = torch.eye(9)
+            norm(f"{block.name}.depth.norm", block.middle)
+            if block.squeeze:
+                for layer, outputs, inputs in (("reduce", block.squeeze, block.middle), ("restore", block.middle, block.squeeze)):
+                    convolution(f"{block.name}.squeeze.{layer}", outputs, inputs)
+                    weights[f"{block.name}.squeeze.{layer}.bias"] = torch.zeros(outputs)
+            convolution(f"{block.name}.project.conv", block.outputs, block.middle)
+            norm(f"{block.name}.project.norm", block.outputs)
+        convolution("head.conv", outline.head, outline.blocks[-1].outputs)
+        norm("head.norm", outline.head)
+        convolution("features.conv", outline.features, outline.head)
+        classes = outline.image.classes
+        weights["classifier.weight"] = torch.randn(classes, outline.features, generator=generator) * 0.01
+        weights["classifier.bias"] = torch.zeros(classes)
+        return weights
+
+    def regions(self, architecture: Architecture) -> Mapping[str, Region]:
+        regions: dict[str, Region] = {}
+        for block in self.space.outline(architecture).blocks:
+            regions |= _block_regions(block)
+        for name, shape in self.shapes.items():
+            if not name.startswith("stage"):
+                regions[name] = (WHOLE,) * len(shape)
+        return regions
+
+    def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
+        outline = self.space.outline(architecture)
+
+        def convolution(x: Tensor, name: str, kernel: Tensor | None = None, stride: int = 1, groups: int = 1) -> Tensor:
+            kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
+            x = F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
+            scale, shift = weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"]
+            if self.space.settings.norm == "group":
+                return group_norm(x, scale, shift)
+            return batch_norm(x, scale, shift, f"{name}.norm", statistics)
+
+        def inverted_residual(x: Tensor, block: Block) -> Tensor:
+            act = F.relu if block.activation == "relu" else F.hardswish
+            y = act(convolution(x, f"{block.name}.expand")) if block.expands else x
+            y = act(convolution(y, f"{block.name}.depth", _depth_kernel(weights, block), block.stride, block.middle))
+            if block.squeeze:
+                pooled = y.mean((2, 3), keepdim=True)
+                hidden = F.relu(_biased(pooled, weights, f"{block.name}.squeeze.reduce"))
+                y = y * F.hardsigmoid(_biased(hidden, weights, f"{block.name}.squeeze.restore"))
+            y = convolution(y, f"{block.name}.project")
+            return x + y if block.shortcut else y
+
+        x = _resized(images, outline)
+        x = F.hardswish(convolution(x, "stem", stride=self.space.settings.stem_stride))
+        for block in outline.blocks:
+            x = inverted_residual(x, block)
+        x = F.hardswish(convolution(x, "head")).mean((2, 3), keepdim=True)
+        x = F.hardswish(F.conv2d(x, weights["features.conv.weight"])).flatten(1)
+        return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
+
+    def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
+        taken = self.take(weights, architecture)
+        kernels = {f"{b.name}.depth.conv.weight": _depth_kernel(taken, b) for b in self.space.outline(architecture).blocks}
+        matrices = (".to_five", ".to_three")
+        return {name: kernels.get(name, tensor).clone() for name, tensor in taken.items() if not name.endswith(matrices)}
+
+    def network(self, architecture: Architecture) -> nn.Module:
+        return PlainMobileNetV3(self.space.outline(architecture), self.space.settings)
+
+
+def _block_regions(block: Block) -> dict[str, Region]:
+    """The first ``middle`` channels of a block; the kernel entries and matrix rows its kernel size depends on."""
+    middle, hidden = slice(0, block.middle), slice(0, block.squeeze)
+    if not block.expands:
+        return {}  # not elastic
+    # A 3x3 kernel is made from the 5x5 one, so it trains the centre 5x5 of the 7x7 weight too, but only 3x3 of the 5x5 outputs.
+    reach = centre(7, 7 if block.kernel == 7 else 5)
+    regions: dict[str, Region] = {
+        "expand.conv.weight": (middle, WHOLE, WHOLE, WHOLE),
+        "depth.conv.weight": (middle, WHOLE, reach, reach),
+        "project.conv.weight": (WHOLE, middle, WHOLE, WHOLE),
+        "project.norm.weight": (WHOLE,),
+        "project.norm.bias": (WHOLE,),
+    }
+    for norm in ("expand.norm", "depth.norm"):
+        regions |= {f"{norm}.weight": (middle,), f"{norm}.bias": (middle,)}
+    if block.kernel < 7:
+        rows = centre(5, block.kernel)
+        regions["depth.to_five"] = (rows, rows, WHOLE)
+    if block.kernel == 3:
+        regions["depth.to_three"] = (WHOLE, WHOLE)
+    if block.squeeze:
+        regions |= {
+            "squeeze.reduce.weight": (hidden, middle, WHOLE, WHOLE),
+            "squeeze.reduce.bias": (hidden,),
+            "squeeze.restore.weight": (middle, hidden, WHOLE, WHOLE),
+            "squeeze.restore.bias": (middle,),
+        }
+    return {f"{block.name}.{name}": region for name, region in regions.items()}
+
+
+def _depth_kernel(weights: Weights, block: Block) -> Tensor:
+    matrices = (weights.get(f"{block.name}.depth.{name}") for name in ("to_five", "to_three"))
+    return elastic_kernel(weights[f"{block.name}.depth.conv.weight"], block.kernel, *matrices)
+
+
+def _biased(x: Tensor, weights: Weights, name: str) -> Tensor:
+    return F.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def _resized(images: Tensor, outline: Outline) -> Tensor:
+    if images.shape[-1] == outline.input_size:
+        return images
+    return F.interpolate(images, size=(outline.input_size, outline.input_size), mode="bicubic", align_corners=False)
+
+
+class PlainMobileNetV3(nn.Module):
+    """One architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
+
+    def __init__(self, outline: Outline, settings: MobileNetV3Settings) -> None:
+        super().__init__()
+        self.outline = outline
+
+        def normed(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+            norm = nn.BatchNorm2d(outputs, eps=EPS) if settings.norm == "batch" else nn.GroupNorm(outputs // GROUP, outputs, eps=EPS)
+            conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+            return nn.Sequential(OrderedDict(conv=conv, norm=norm))
+
+        self.stem = normed(outline.image.channels, outline.stem, 3, settings.stem_stride)
+        for block in outline.blocks:
+            layers = nn.Module()
+            if block.expands:
+                layers.expand = normed(block.inputs, block.middle)
+            layers.depth = normed(block.middle, block.middle, block.kernel, block.stride, block.middle)
+            if block.squeeze:
+                layers.squeeze = nn.Sequential(
+                    OrderedDict(reduce=nn.Conv2d(block.middle, block.squeeze, 1), restore=nn.Conv2d(block.squeeze, block.middle, 1))
+                )
+            layers.project = normed(block.middle, block.outputs)
+            *stage, leaf = block.name.split(".")
+            parent = self
+            for part in stage:
+                if not hasattr(parent, part):
+                    parent.add_module(part, nn.Module())
+                parent = getattr(parent, part)
+            parent.add_module(leaf, layers)
+        self.head = normed(outline.blocks[-1].outputs, outline.head)
+        self.features = nn.Sequential(OrderedDict(conv=nn.Conv2d(outline.head, outline.features, 1, bias=False)))
+        self.classifier = nn.Linear(outline.features, outline.image.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.hardswish(self.stem(_resized(images, self.outline)))
+        for block in self.outline.blocks:
+            x = self._block(x, block)
+        x = F.hardswish(self.head(x)).mean((2, 3), keepdim=True)
+        return self.classifier(F.hardswish(self.features(x)).flatten(1))
+
+    def _block(self, x: Tensor, block: Block) -> Tensor:
+        layers = self.get_submodule(block.name)
+        act = F.relu if block.activation == "relu" else F.hardswish
+        y = act(layers.expand(x)) if block.expands else x
+        y = act(layers.depth(y))
+        if block.squeeze:
+            hidden = F.relu(layers.squeeze.reduce(y.mean((2, 3), keepdim=True)))
+            y = y * F.hardsigmoid(layers.squeeze.restore(hidden))
+        y = layers.project(y)
+        return x + y if block.shortcut else y

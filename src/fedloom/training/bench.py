@@ -1,0 +1,121 @@
+"""The bench a method works at: a space, its supernet, and the tools to train, score and personalise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.client_site import ClientData, ClientSite, Diary, Examples, PersonalModel
+from fedloom.core.messages import Arrays
+from fedloom.core.seeds import derive_seed, rng
+from fedloom.spaces.base import SearchSpace
+from fedloom.supernets.base import Supernet, Weights
+from fedloom.training.local import Pixels, Trainer
+from fedloom.training.recipe import TrainingSettings, falling
+from fedloom.training.scoring import Score, Scorer
+
+BYTES = 4  # float32
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything a method needs and no method owns. Holds no weights and no data."""
+
+    space: SearchSpace
+    supernet: Supernet[Any]
+    training: TrainingSettings
+    pixels: Pixels
+    clients: int
+    participants: int
+    rounds: int
+    protocol: str  # clean: validation data select; paper: test data select, as the papers did
+    device: torch.device
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        return Trainer(self.supernet, self.training, self.pixels)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        return Scorer(self.supernet, self.pixels, self.training.calibration)
+
+    # -- messages and tensors --------------------------------------------------
+    def tensors(self, arrays: Arrays) -> dict[str, Tensor]:
+        return {name: torch.tensor(array, device=self.device) for name, array in arrays.items()}
+
+    @staticmethod
+    def arrays(weights: Weights) -> dict[str, Any]:
+        return {name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}
+
+    def initial_supernet(self, seed: int) -> dict[str, Any]:
+        return self.arrays(self.supernet.initial(derive_seed(seed, "weights")))
+
+    def initial_network(self, seed: int, architecture: Architecture) -> dict[str, Any]:
+        return self.arrays(self.supernet.plain(self.supernet.initial(derive_seed(seed, "weights")), architecture))
+
+    # -- schedule ----------------------------------------------------------------
+    def draw_participants(self, seed: int, round: int, clients: list[str]) -> list[str]:
+        count = min(self.participants, len(clients))
+        return sorted(rng(seed, round, "participants").choice(clients, count, replace=False).tolist())
+
+    def rates(self, round: int, epochs: int) -> list[float]:
+        """One learning rate per epoch of this round."""
+        total = self.rounds * epochs
+        return [falling(self.training.rate, (round * epochs + epoch) / total, self.training.schedule) for epoch in range(epochs)]
+
+    # -- what selects -------------------------------------------------------------
+    def selecting(self, data: ClientData) -> Examples:
+        """The examples that score, reward and select."""
+        return data.test if self.protocol == "paper" else data.validation
+
+    # -- cost ---------------------------------------------------------------------
+    def training_memory_mb(self, architecture: Architecture, stored: int, examples: int) -> float:
+        """Weights and momenta as stored, gradients of the network, activations of a batch."""
+        cost = self.space.cost(architecture)
+        batch = min(self.training.batch, examples)
+        return BYTES * (2 * stored + cost.parameters + batch * cost.activations) / MEGABYTE
+
+    # -- the final participation ----------------------------------------------------
+    def personalise(self, site: ClientSite, architecture: Architecture, plain: Weights, seed: int) -> tuple[PersonalModel, Diary]:
+        """Fine-tune a network on its client's data at each rate, keep the best on the selecting examples (also without), test it once."""
+        data, settings = site.data, self.training
+        macs = 0
+        tuned: list[tuple[Score, Mapping[str, Tensor]]] = []
+        with site.clock("finetune"):
+            for rate in (0.0, *settings.finetune_rates) if settings.finetune_epochs else (0.0,):
+                weights: Mapping[str, Tensor] = plain
+                if rate:
+                    rates = [falling(rate, epoch / settings.finetune_epochs, "cosine") for epoch in range(settings.finetune_epochs)]
+                    trained = self.trainer.train_network(plain, architecture, data.train, rates, rng(seed, "finetune"))
+                    weights, macs = trained.weights, macs + trained.macs
+                statistics = self.scorer.calibrate(weights, architecture, data.train)
+                tuned.append((self.scorer.score_network(weights, architecture, statistics, self.selecting(data)), weights))
+        _, weights = min(tuned, key=lambda pair: pair[0].rank)
+        return self.keep(site, architecture, weights, macs)
+
+    def keep(self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int) -> tuple[PersonalModel, Diary]:
+        """A trained network as the client's personal model, with its accuracies."""
+        data = site.data
+        with site.clock("test"):
+            statistics = self.scorer.calibrate(plain, architecture, data.train)
+            validation = self.scorer.score_network(plain, architecture, statistics, data.validation)
+            test = self.scorer.score_network(plain, architecture, statistics, data.test)
+        arrays = self.arrays(plain)
+        for name, (mean, variance) in statistics.items():
+            arrays |= self.arrays({f"{name}.running_mean": mean, f"{name}.running_var": variance})
+        stored = sum(tensor.numel() for tensor in plain.values())
+        diary = Diary(
+            architecture=architecture.id,
+            validation_accuracy=validation.accuracy,
+            test_accuracy=test.accuracy,
+            trained_macs=macs,
+            peak_memory_mb=self.training_memory_mb(architecture, stored, len(data.train)),
+        )
+        return PersonalModel(architecture.id, arrays), diary

@@ -1,0 +1,191 @@
+"""Splits and the federation cut from them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.core.errors import InvalidConfig, InvalidData
+from fedloom.data.readers import Dataset, Pool
+from fedloom.data.splits import PARTS, RULES, Federation, Split, SplitSettings, make_split
+from fedloom.maths.partition import class_counts
+
+TRAIN = np.repeat(np.arange(5), 80)
+TEST = np.repeat(np.arange(5), 20)
+SMALL = {"size": 40, "test_size": 20}
+
+
+def split_of(rule: str, clients: int = 8, seed: int = 0, **changes: Any) -> Split:
+    return make_split(SplitSettings(rule=rule, **{**SMALL, **changes}), TRAIN, TEST, clients, seed)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_gives_every_client_enough_and_leaks_nothing(rule: str) -> None:
+    split = split_of(rule)
+    assert split.clients == 8
+    assert split.train.dtype == split.validation.dtype == split.test.dtype == np.int32
+    for client in range(8):
+        train, validation, test = (split.part(which, client) for which in PARTS)
+        assert len(train) >= 2 and len(validation) >= 1 and len(test) >= 1
+        assert not set(train) & set(validation)
+        assert set(TRAIN[validation]) <= set(TRAIN[train])
+    if rule != "plato":
+        both = np.concatenate([split.train, split.validation])
+        assert len(np.unique(both)) == len(both)
+        assert len(np.unique(split.test)) == len(split.test)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_seed_decides_everything(rule: str) -> None:
+    one, two, other = (split_of(rule, seed=seed).to_arrays() for seed in (3, 3, 4))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert not np.array_equal(one["train"], other["train"])
+
+
+@pytest.mark.parametrize("rule", ["label", "client", "plato", "shards"])
+def test_test_images_follow_the_clients_own_classes(rule: str) -> None:
+    split = split_of(rule, alpha=0.5)
+    own = [np.concatenate([split.part("train", client), split.part("validation", client)]) for client in range(8)]
+    trained = class_counts(own, TRAIN, 5) / np.array([[len(part)] for part in own])
+    tests = [split.part("test", client) for client in range(8)]
+    tested = class_counts(tests, TEST, 5) / np.array([[len(part)] for part in tests])
+    assert abs(trained - tested).sum(axis=1).mean() / 2 < 0.2  # total variation distance
+
+
+def test_plato_clients_do_not_depend_on_how_many_there_are() -> None:
+    few, many = split_of("plato", clients=2), split_of("plato", clients=9)
+    for which in PARTS:
+        assert np.array_equal(few.part(which, 1), many.part(which, 1))
+
+
+def test_plato_sizes() -> None:
+    split = split_of("plato", alpha=100.0)
+    assert np.diff(split.train_offsets).tolist() == [36] * 8
+    assert np.diff(split.validation_offsets).tolist() == [4] * 8
+    assert np.diff(split.test_offsets).tolist() == [20] * 8
+
+
+def test_nobody_is_left_without_a_test_image() -> None:
+    # 12 test images for 9 clients of very different sizes.
+    split = make_split(SplitSettings(rule="label", alpha=0.5, minimum=3), TRAIN, np.array([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]), 9, 1)
+    assert np.diff(split.test_offsets).min() == 1
+    assert len(np.unique(split.test)) == len(split.test)
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients", "changes", "words"),
+    [
+        ("iid", 134, {}, "fewer clients"),
+        ("iid", 0, {}, "at least one client"),
+        ("label", 50, {}, "fewer clients"),
+        ("label", 20, {"alpha": 0.001}, "larger alpha"),
+        ("iid", 101, {}, "fewer clients"),
+        ("plato", 4, {"size": 2}, "needs 2"),
+    ],
+)
+def test_impossible_splits_name_the_cure(rule: str, clients: int, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidData, match=words):
+        split_of(rule, clients=clients, **changes)
+
+
+def test_an_unknown_rule_gets_a_hint() -> None:
+    with pytest.raises(InvalidConfig, match="Did you mean 'label'"):
+        split_of("labels")
+
+
+def test_arrays_bring_a_split_back() -> None:
+    split = split_of("label")
+    back = Split.from_arrays(split.to_arrays())
+    assert back.clients == 8
+    assert all(np.array_equal(value, back.to_arrays()[name]) for name, value in split.to_arrays().items())
+    assert back.train.dtype == np.int32 and back.train_offsets.dtype == np.int64
+
+
+def damage(change: str) -> dict[str, Any]:
+    arrays: dict[str, Any] = {name: value.copy() for name, value in split_of("label").to_arrays().items()}
+    if change == "missing":
+        del arrays["test"]
+    elif change == "extra":
+        arrays["labels"] = TRAIN
+    elif change == "float":
+        arrays["train"] = arrays["train"].astype(np.float32)
+    elif change == "two rows":
+        arrays["train"] = arrays["train"][None]
+    elif change == "negative":
+        arrays["train"][0] = -1
+    elif change == "huge":
+        arrays["train"] = arrays["train"].astype(np.int64) + 2**31
+    elif change == "falling offsets":
+        arrays["train_offsets"][1] = arrays["train_offsets"][2] + 1
+    elif change == "no offsets":
+        arrays["train_offsets"] = arrays["train_offsets"][:0]
+    elif change == "cut short":
+        arrays["test"] = arrays["test"][:-1]
+    elif change == "fewer clients":
+        arrays["test_offsets"] = np.delete(arrays["test_offsets"], 1)
+    elif change == "leak":
+        arrays["validation"][0] = arrays["train"][0]
+    return arrays
+
+
+CHANGES = [
+    "missing", "extra", "float", "two rows", "negative", "huge", "falling offsets", "no offsets", "cut short", "fewer clients", "leak",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_damaged_arrays_are_refused(change: str) -> None:
+    with pytest.raises(InvalidData):
+        Split.from_arrays(damage(change))
+
+
+@pytest.mark.parametrize(("which", "client"), [("train", 8), ("train", -1), ("labels", 0)])
+def test_parts_that_do_not_exist(which: str, client: int) -> None:
+    with pytest.raises(InvalidData):
+        split_of("iid").part(which, client)
+
+
+def dataset() -> Dataset:
+    images = np.arange(len(TRAIN) * 4, dtype=np.int64).astype(np.uint8).reshape(-1, 1, 2, 2)
+    return Dataset("toy", tuple("abcde"), Pool(images, TRAIN), Pool(images[: len(TEST)] + 7, TEST), (0.5,), (0.25,))
+
+
+def test_federation_hands_out_the_clients_own_tensors() -> None:
+    data, split = dataset(), split_of("client")
+    federation = Federation(data, split, "cpu")
+    assert federation.names[0] == "client-000" and federation.names[-1] == "client-007"
+    mine = federation.data_of("client-003")
+    for which, pool in (("train", data.train), ("validation", data.train), ("test", data.test)):
+        examples = getattr(mine, which)
+        positions = split.part(which, 3)
+        assert examples.images.dtype == torch.uint8 and examples.labels.dtype == torch.int64
+        assert np.array_equal(examples.images.numpy(), pool.images[positions])
+        assert np.array_equal(examples.labels.numpy(), pool.labels[positions])
+
+
+def test_client_names_are_as_wide_as_needed() -> None:
+    ones = np.arange(10_001, dtype=np.int32), np.arange(10_002, dtype=np.int64)
+    labels = np.zeros(10_001, np.int64)
+    pool = Pool(np.zeros((10_001, 1, 1, 1), np.uint8), labels)
+    split = Split(*ones, *ones, *ones)
+    federation = Federation(Dataset("toy", ("a",), pool, pool, (0.5,), (0.5,)), split, "cpu")
+    assert federation.names[0] == "client-00000" and federation.names[-1] == "client-10000"
+    assert federation.names == sorted(federation.names)
+
+
+def test_federation_refuses_strangers_and_foreign_splits() -> None:
+    federation = Federation(dataset(), split_of("iid"), "cpu")
+    with pytest.raises(InvalidData, match="client-000 to client-007"):
+        federation.data_of("client-008")
+    small = Dataset("toy", tuple("abcde"), Pool(dataset().train.images[:9], TRAIN[:9]), dataset().test, (0.5,), (0.25,))
+    with pytest.raises(InvalidData, match="another data set"):
+        Federation(small, split_of("iid"), "cpu")
+
+
+def test_federation_cannot_be_pickled() -> None:
+    with pytest.raises(TypeError, match="stays at its client"):
+        pickle.dumps(Federation(dataset(), split_of("iid"), "cpu"))
