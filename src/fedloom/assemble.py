@@ -153,7 +153,8 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
         raise DamagedRun(f"{store.folder}/state/split.safetensors is missing; the run folder is incomplete")
     arrays, facts = saved
     if facts != _fingerprint(dataset):
-        raise InvalidData(f"The data set {dataset.name} is not the one this run began with. Put the original back in {settings.data.folder}")
+        cure = f"Put the original back in {settings.data.folder}"
+        raise InvalidData(f"The data set {dataset.name} is not the one this run began with. {cure}", dataset=dataset.name)
     return Split.from_arrays(dict(arrays))
 
 

@@ -62,12 +62,19 @@ def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folde
 
 def _say(result: RunResult, folder: Path) -> None:
     console.print(client_table(result))
-    console.print(summary(result), highlight=False, soft_wrap=True)
-    console.print(f"The result is in {folder}/result.json, the personal models in {folder}/clients/", highlight=False, soft_wrap=True)
+    _print(summary(result))
+    _print(f"The result is in {folder}/result.json, the personal models in {folder}/clients/")
+
+
+def _print(text: str) -> None:
+    """Text as it is: no colours for numbers, no line breaks of the console's own."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(help="methods, spaces, datasets, presets, engines or settings; all but settings if not said")] = "") -> None:
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, spaces, datasets, presets, engines or settings; all but settings if not said")] = "",
+) -> None:
     """What there is, one line each."""
     things = {
         "methods": {entry.name: entry.meaning for entry in METHODS},
@@ -87,7 +94,7 @@ def list_(what: Annotated[str, typer.Argument(help="methods, spaces, datasets, p
     for title in [what] if what else list(things):
         console.print(f"[bold]{title}[/bold]")
         for name, meaning in things[title].items():
-            console.print(f"  {name:14} {meaning}", highlight=False, soft_wrap=True)
+            _print(f"  {name:16} {meaning}")
 
 
 @app.command()
@@ -113,7 +120,7 @@ def export(
     except OSError as error:
         raise UnusableFolder(f"{target} cannot be written ({error.strerror})") from error
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    console.print(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes", highlight=False, soft_wrap=True)
+    _print(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes")
 
 
 def main() -> None:

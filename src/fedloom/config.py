@@ -41,7 +41,7 @@ class Settings:
     clients: int = setting(8, "members of the federation", low=1)
     participants: int = setting(4, "clients drawn per round", low=1)
     rounds: int = setting(10, "rounds of the federation", low=1)
-    protocol: str = setting("clean", "clean: validation data select; paper: test data select, as the papers did", choices=("clean", "paper"))
+    protocol: str = setting("clean", "what selects: validation data, or test data as the papers did", choices=("clean", "paper"))
     data: DataSettings = field(default_factory=DataSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -99,7 +99,8 @@ def _read_source(source: str) -> dict[str, Any]:
         return tomllib.loads((resources.files("fedloom") / "presets" / f"{source}.toml").read_text())
     path = Path(source)
     if path.suffix != ".toml":
-        raise InvalidConfig(f"There is no preset named {source!r}, and a settings file ends in .toml. {did_you_mean(source, list(presets()))}")
+        hint = did_you_mean(source, list(presets()))
+        raise InvalidConfig(f"There is no preset named {source!r}, and a settings file ends in .toml. {hint}", source=source)
     return read_toml(path)
 
 

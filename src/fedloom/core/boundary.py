@@ -72,4 +72,4 @@ def _check_arrays(where: str, arrays: Arrays, instruction: Instruction, upload: 
 def _fits(array: Array, model: Array, compact: bool) -> bool:
     if array.shape == model.shape:
         return True
-    return compact and array.ndim == model.ndim and all(have in (1, want) for have, want in zip(array.shape, model.shape))
+    return compact and array.ndim == model.ndim and all(have in (1, want) for have, want in zip(array.shape, model.shape, strict=True))

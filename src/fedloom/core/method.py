@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from fedloom.core.boundary import Manifest
 from fedloom.core.client_site import ClientMemory, ClientSite, Diary, PersonalModel
@@ -30,7 +30,7 @@ class Method(Protocol[State]):
     not, takes part once more: ``farewell`` says what it receives, ``answer`` returns its personal model and an empty report.
     """
 
-    uploads: Manifest  # every field a Report may carry: the privacy manifest
+    uploads: ClassVar[Manifest]  # every field a Report may carry: the privacy manifest
 
     # -- server ---------------------------------------------------------
     def start(self, seed: int) -> State: ...

@@ -30,7 +30,7 @@ def write_file(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise UnusableFolder(f"{path} cannot be written ({error.strerror}). Make it writable or choose another run.folder", path=str(path)) from error
+        raise unwritable(path, error) from error
 
 
 def append_lines(path: Path, lines: list[str]) -> None:
@@ -41,7 +41,7 @@ def append_lines(path: Path, lines: list[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise UnusableFolder(f"{path} cannot be written ({error.strerror}). Make it writable or choose another run.folder", path=str(path)) from error
+        raise unwritable(path, error) from error
 
 
 def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
@@ -67,12 +67,17 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
             raise ValueError("the digest does not match")
         return arrays, json.loads(metadata["facts"])
     except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise DamagedRun(f"{path} is damaged ({error}). Restore it from a copy, or start the run again in another folder", path=str(path)) from error
+        cure = "Restore it from a copy, or start the run again in another folder"
+        raise DamagedRun(f"{path} is damaged ({error}). {cure}", path=str(path)) from error
 
 
 def _digest(arrays: Arrays, text: str) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
-        digest.update(memoryview(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)))
+        digest.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def unwritable(path: Path, error: OSError) -> UnusableFolder:
+    return UnusableFolder(f"{path} cannot be written ({error.strerror}). Make it writable or choose another run.folder", path=str(path))

@@ -76,6 +76,8 @@ class Run:
 
     def _write_result(self, round: int, finished: bool, seconds: float) -> RunResult:
         clients = tuple(self.describe_client(self.ledger.final[name]) for name in sorted(self.ledger.final))
-        result = RunResult(rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=seconds, seed=self.seed, **self.facts)
+        result = RunResult(
+            rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=seconds, seed=self.seed, **self.facts
+        )
         self.store.write_text("result.json", result.to_json() + "\n")
         return result

@@ -23,7 +23,7 @@ from fedloom.core.client_site import ClientMemory, PersonalModel
 from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.result import LedgerEntry
-from fedloom.engine.files import append_lines, read_arrays, write_arrays, write_file
+from fedloom.engine.files import append_lines, read_arrays, unwritable, write_arrays, write_file
 
 State = TypeVar("State")
 
@@ -41,9 +41,7 @@ class Store:
             (self.folder / "state").mkdir(parents=True, exist_ok=True)
             lock = open(self.folder / "state" / "lock", "w")  # noqa: SIM115 - held until the process ends
         except OSError as error:
-            raise UnusableFolder(
-                f"{self.folder} cannot be written ({error.strerror}). Make it writable or choose another run.folder", folder=str(self.folder)
-            ) from error
+            raise unwritable(self.folder, error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -16,7 +16,7 @@ Rule = Callable[[Sequence[Arrays], Sequence[Arrays], Sequence[float]], dict[str,
 
 
 def fedavg(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
-    """sum_i n_i delta_ip / sum_i n_i (McMahan et al., 2017); coverage is not read, so an entry one client trained moves by its share only."""
+    """sum_i n_i delta_ip / sum_i n_i (McMahan et al., 2017); coverage is not read: what one client trained moves by its share."""
     ones = [{name: np.ones((1,) * array.ndim) for name, array in update.items()} for update in updates]
     return _ratio(updates, ones, examples)
 

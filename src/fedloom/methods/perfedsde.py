@@ -113,9 +113,7 @@ class PerFedSDE:
                 children = self._offspring([member.architecture for member in population], draw)
             with site.clock("train"):
                 archive = [member.architecture for member in population[: settings.archive]]
-                trained = bench.trainer.train_supernet(
-                    weights, lambda r, archive=archive: archive[r.integers(len(archive))], site.data.train, [rate], draw
-                )
+                trained = bench.trainer.train_supernet(weights, archive, site.data.train, [rate], draw)
                 weights, macs, steps = trained.weights, macs + trained.macs, steps + trained.steps
             population = best_first([*population, *self._score(site, weights, children)])[:size]
             scored += len(children)

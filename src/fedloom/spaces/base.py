@@ -14,7 +14,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.registry import Registry, did_you_mean
 
-Choices = Sequence[int]
+Choices = Sequence[int] | npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class MobileNetV3(SearchSpace):
         self._cost = lru_cache(maxsize=4096)(self._make_cost)
 
     @cached_property
-    def genes(self) -> tuple[Gene, ...]:  # type: ignore[override]
+    def genes(self) -> tuple[Gene, ...]:
         places = [f"block {block + 1} of stage {stage + 1}" for stage in range(STAGES) for block in range(BLOCKS)]
         return (
             *(Gene(f"kernel of {place}", KERNELS) for place in places),
@@ -99,7 +99,7 @@ class MobileNetV3(SearchSpace):
         return np.concatenate([present, present, np.ones(STAGES, bool)])
 
     @cached_property
-    def named(self) -> Mapping[str, Architecture]:  # type: ignore[override]
+    def named(self) -> Mapping[str, Architecture]:
         return {name: self.canonical([choice] * len(self.genes)) for choice, name in enumerate(("smallest", "medium", "largest"))}
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -89,10 +89,10 @@ class Supernet(ABC, Generic[Space]):
 
     def coverage(self, steps: Mapping[Architecture, int]) -> dict[str, Tensor]:
         """How many steps trained each entry. Axes that are always used whole have length 1 (compact: it broadcasts)."""
-        counts = {
-            name: torch.zeros([size if elastic else 1 for size, elastic in zip(shape, self.elastic_axes[name], strict=True)], dtype=torch.int32)
-            for name, shape in self.shapes.items()
-        }
+        counts = {}
+        for name, shape in self.shapes.items():
+            sizes = zip(shape, self.elastic_axes[name], strict=True)
+            counts[name] = torch.zeros([size if elastic else 1 for size, elastic in sizes], dtype=torch.int32)
         for architecture, times in steps.items():
             for name, region in self.regions(architecture).items():
                 axes = self.elastic_axes[name]
@@ -100,4 +100,4 @@ class Supernet(ABC, Generic[Space]):
         return counts
 
 
-SUPERNETS: Registry[Callable[..., Supernet[SearchSpace]]] = Registry("supernet")
+SUPERNETS: Registry[Callable[..., Supernet[Any]]] = Registry("supernet")

@@ -44,6 +44,13 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.group_norm(x, x.shape[1] // GROUP, weight, bias, eps=EPS)
 
 
+def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A 1x1 convolution. On a CPU a matrix product over the channels does it several times faster on small maps."""
+    if x.is_cuda:
+        return F.conv2d(x, weight, bias)
+    return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
+
+
 def centre(size: int, part: int) -> slice:
     """The middle ``part`` of ``size`` positions."""
     start = (size - part) // 2

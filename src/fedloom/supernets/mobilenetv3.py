@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedloom.core.architecture import Architecture
 from fedloom.spaces.mobilenetv3 import Block, MobileNetV3, MobileNetV3Settings, Outline
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights
-from fedloom.supernets.elastic import EPS, GROUP, Statistics, batch_norm, centre, elastic_kernel, group_norm
+from fedloom.supernets.elastic import EPS, GROUP, Statistics, batch_norm, centre, elastic_kernel, group_norm, pointwise
 
 WHOLE = slice(None)
 
@@ -50,6 +50,8 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
                     weights[f"{block.name}.squeeze.{layer}.bias"] = torch.zeros(outputs)
             convolution(f"{block.name}.project.conv", block.outputs, block.middle)
             norm(f"{block.name}.project.norm", block.outputs)
+            if block.shortcut:  # starts as the identity, so that all depths agree at first and train faster
+                weights[f"{block.name}.project.norm.weight"].zero_()
         convolution("head.conv", outline.head, outline.blocks[-1].outputs)
         norm("head.norm", outline.head)
         convolution("features.conv", outline.features, outline.head)
@@ -72,7 +74,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
 
         def convolution(x: Tensor, name: str, kernel: Tensor | None = None, stride: int = 1, groups: int = 1) -> Tensor:
             kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
-            x = F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
+            x = pointwise(x, kernel) if kernel.shape[-1] == 1 else F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
             scale, shift = weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"]
             if self.space.settings.norm == "group":
                 return group_norm(x, scale, shift)
@@ -94,7 +96,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         for block in outline.blocks:
             x = inverted_residual(x, block)
         x = F.hardswish(convolution(x, "head")).mean((2, 3), keepdim=True)
-        x = F.hardswish(F.conv2d(x, weights["features.conv.weight"])).flatten(1)
+        x = F.hardswish(pointwise(x, weights["features.conv.weight"])).flatten(1)
         return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
 
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
@@ -144,7 +146,7 @@ def _depth_kernel(weights: Weights, block: Block) -> Tensor:
 
 
 def _biased(x: Tensor, weights: Weights, name: str) -> Tensor:
-    return F.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+    return pointwise(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
 def _resized(images: Tensor, outline: Outline) -> Tensor:
@@ -159,48 +161,57 @@ class PlainMobileNetV3(nn.Module):
     def __init__(self, outline: Outline, settings: MobileNetV3Settings) -> None:
         super().__init__()
         self.outline = outline
-
-        def normed(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
-            norm = nn.BatchNorm2d(outputs, eps=EPS) if settings.norm == "batch" else nn.GroupNorm(outputs // GROUP, outputs, eps=EPS)
-            conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-            return nn.Sequential(OrderedDict(conv=conv, norm=norm))
-
-        self.stem = normed(outline.image.channels, outline.stem, 3, settings.stem_stride)
-        for block in outline.blocks:
-            layers = nn.Module()
-            if block.expands:
-                layers.expand = normed(block.inputs, block.middle)
-            layers.depth = normed(block.middle, block.middle, block.kernel, block.stride, block.middle)
-            if block.squeeze:
-                layers.squeeze = nn.Sequential(
-                    OrderedDict(reduce=nn.Conv2d(block.middle, block.squeeze, 1), restore=nn.Conv2d(block.squeeze, block.middle, 1))
-                )
-            layers.project = normed(block.middle, block.outputs)
-            *stage, leaf = block.name.split(".")
-            parent = self
-            for part in stage:
-                if not hasattr(parent, part):
-                    parent.add_module(part, nn.Module())
-                parent = getattr(parent, part)
-            parent.add_module(leaf, layers)
-        self.head = normed(outline.blocks[-1].outputs, outline.head)
+        self.stem = _normed(settings.norm, outline.image.channels, outline.stem, 3, settings.stem_stride)
+        for block in outline.blocks:  # "first", "stage1.block1", …
+            stage, _, place = block.name.partition(".")
+            if not place:
+                self.add_module(stage, PlainBlock(block, settings.norm))
+                continue
+            if not hasattr(self, stage):
+                self.add_module(stage, nn.ModuleDict())
+            self.get_submodule(stage).add_module(place, PlainBlock(block, settings.norm))
+        self.head = _normed(settings.norm, outline.blocks[-1].outputs, outline.head)
         self.features = nn.Sequential(OrderedDict(conv=nn.Conv2d(outline.head, outline.features, 1, bias=False)))
         self.classifier = nn.Linear(outline.features, outline.image.classes)
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.hardswish(self.stem(_resized(images, self.outline)))
         for block in self.outline.blocks:
-            x = self._block(x, block)
+            x = self.get_submodule(block.name)(x)
         x = F.hardswish(self.head(x)).mean((2, 3), keepdim=True)
         return self.classifier(F.hardswish(self.features(x)).flatten(1))
 
-    def _block(self, x: Tensor, block: Block) -> Tensor:
-        layers = self.get_submodule(block.name)
-        act = F.relu if block.activation == "relu" else F.hardswish
-        y = act(layers.expand(x)) if block.expands else x
-        y = act(layers.depth(y))
-        if block.squeeze:
-            hidden = F.relu(layers.squeeze.reduce(y.mean((2, 3), keepdim=True)))
-            y = y * F.hardsigmoid(layers.squeeze.restore(hidden))
-        y = layers.project(y)
-        return x + y if block.shortcut else y
+
+class PlainBlock(nn.Module):
+    def __init__(self, block: Block, norm: str) -> None:
+        super().__init__()
+        self.shortcut = block.shortcut
+        self.act = F.relu if block.activation == "relu" else F.hardswish
+        self.expand = _normed(norm, block.inputs, block.middle) if block.expands else None
+        self.depth = _normed(norm, block.middle, block.middle, block.kernel, block.stride, block.middle)
+        self.squeeze = SqueezeExcite(block.middle, block.squeeze) if block.squeeze else None
+        self.project = _normed(norm, block.middle, block.outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.expand is None else self.act(self.expand(x))
+        y = self.act(self.depth(y))
+        y = y if self.squeeze is None else self.squeeze(y)
+        y = self.project(y)
+        return x + y if self.shortcut else y
+
+
+class SqueezeExcite(nn.Module):
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.reduce, self.restore = nn.Conv2d(channels, hidden, 1), nn.Conv2d(hidden, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.reduce(x.mean((2, 3), keepdim=True)))
+        return x * F.hardsigmoid(self.restore(hidden))
+
+
+def _normed(norm: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """A convolution and its normalisation, under the names conv and norm."""
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    layer = nn.BatchNorm2d(outputs, eps=EPS) if norm == "batch" else nn.GroupNorm(outputs // GROUP, outputs, eps=EPS)
+    return nn.Sequential(OrderedDict(conv=conv, norm=layer))

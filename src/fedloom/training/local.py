@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,17 +70,17 @@ class Trainer:
     def train_supernet(
         self,
         weights: Weights,
-        draw: Callable[[np.random.Generator], Architecture],
+        archive: Sequence[Architecture],
         examples: Examples,
         rates: Sequence[float],
         rng: np.random.Generator,
     ) -> Trained:
-        """Each step draws a subnet and trains its region only: momentum and decay do not touch other entries."""
+        """Each step draws a subnet from the archive, evenly, and trains its region only: momentum and decay do not touch other entries."""
         weights = _copy(weights)
         momenta = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
         steps: Counter[Architecture] = Counter()
         for images, labels, rate in self._batches(examples, rates, rng):
-            architecture = draw(rng)
+            architecture = archive[int(rng.integers(len(archive)))]
             take = self.supernet.take
             self._step(take(weights, architecture), take(momenta, architecture), architecture, images, labels, rate)
             steps[architecture] += 1

@@ -1,0 +1,45 @@
+"""Does the quickstart's search beat local training on the same split? Both methods, three seeds.
+
+    python benchmarks/quickstart.py [--seeds 3] [--methods perfedsde,local]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from fedloom import config
+from fedloom.assemble import new_run
+from fedloom.report.live import LiveView
+
+RESULT = Path(__file__).parent / "results" / "quickstart.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", default="perfedsde,local,fedavg")
+    arguments = parser.parse_args()
+    rows = []
+    for seed in range(arguments.seeds):
+        for method in arguments.methods.split(","):
+            with tempfile.TemporaryDirectory() as folder, LiveView(Console(quiet=True)) as view:
+                settings = config.load("quickstart", [f"method={method}", f"seed={seed}"])
+                result = json.loads(new_run(settings, Path(folder) / "run", view).to_json())
+            row = {"seed": seed, "method": method, **result["accuracy"], "seconds": result["cost"]["seconds"]}
+            row["architectures"] = len({client["architecture"] for client in result["clients"]})
+            rows.append(row)
+            print(f"seed {seed}  {method:10} {row['mean']:.2%} ± {row['std']:.2%} over clients, "
+                  f"{row['architectures']} architectures, {row['seconds']:.1f} s", flush=True)
+    means = {method: sum(r["mean"] for r in rows if r["method"] == method) / arguments.seeds for method in arguments.methods.split(",")}
+    print("mean over seeds: " + ", ".join(f"{method} {mean:.2%}" for method, mean in means.items()))
+    record = {"command": "python benchmarks/quickstart.py", "environment": result["environment"], "means": means, "rows": rows}
+    RESULT.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The ledger's totals and result.json, from hand-made entries."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedloom.core.result import ClientResult, Ledger, LedgerEntry, RunResult, mean_and_std
+
+ENTRY = LedgerEntry(
+    client="client-0",
+    round=0,
+    final=False,
+    bytes_down=100,
+    bytes_up=40,
+    uploads=("examples", "update"),
+    seconds={"train": 1.5, "score": 0.25},
+    architecture="toy:1-2",
+    validation_accuracy=0.5,
+    test_accuracy=0.75,
+    trained_macs=1000,
+    evaluated_architectures=7,
+    peak_memory_mb=3.5,
+    process_memory_mb=200.0,
+    notes={"covered_share": 0.9},
+)
+ENTRIES = [
+    ENTRY,
+    replace(ENTRY, client="client-1", test_accuracy=0.25, peak_memory_mb=2.0),
+    replace(ENTRY, round=1, test_accuracy=None, uploads=("coverage", "examples"), seconds={"train": 0.5}),
+    replace(ENTRY, round=2, final=True, bytes_up=0, uploads=(), test_accuracy=0.5, seconds={"finetune": 2.0}),
+    replace(ENTRY, round=2, final=True, client="client-1", bytes_up=0, uploads=(), test_accuracy=1.0, evaluated_architectures=0),
+]
+
+
+def ledger() -> Ledger:
+    made = Ledger()
+    made.add(ENTRIES[:2])
+    made.add(iter(ENTRIES[2:]))
+    return made
+
+
+def result(**changes: Any) -> RunResult:
+    clients = tuple(
+        ClientResult(entry.client, entry.test_accuracy or 0.0, 0.5, entry.architecture, 12, 34, 56, 78) for entry in ENTRIES if entry.final
+    )
+    whole = RunResult("toy-method", "toy", "digits", "clean", 3, 2, True, clients, ledger(), 12.34567, {"torch": "2.x"})
+    return replace(whole, **changes)
+
+
+def test_the_ledger_adds_up() -> None:
+    made = ledger()
+    assert (made.bytes_up, made.bytes_down) == (120, 500)
+    assert (made.trained_macs, made.evaluated_architectures) == (5000, 28)
+    assert made.peak_memory_mb == 3.5
+    assert made.stages == {"train": 5.0, "score": 0.75, "finetune": 2.0}
+    assert made.uploads == {"coverage", "examples", "update"}
+    assert made.best_ever == {"client-0": 0.75, "client-1": 1.0}
+    assert made.final == {"client-0": ENTRIES[3], "client-1": ENTRIES[4]}
+
+
+def test_the_ledger_does_not_keep_entries_of_rounds() -> None:
+    made = Ledger()
+    made.add(ENTRIES[:3])
+    assert made.final == {}
+
+
+def test_a_line_is_read_back_as_it_was() -> None:
+    for entry in ENTRIES:
+        line = entry.to_json()
+        assert "\n" not in line
+        assert LedgerEntry.from_json(line) == entry
+
+
+def test_the_schema_key_by_key() -> None:
+    written = json.loads(result().to_json())
+    top = "schema method space dataset protocol seed rounds finished accuracy clients cost uploads environment"
+    assert list(written) == top.split()
+    assert list(written["accuracy"]) == ["mean", "std", "best_ever_mean", "best_ever_std"]
+    line = "name test_accuracy validation_accuracy architecture parameters macs train_examples test_examples"
+    assert [list(client) for client in written["clients"]] == [line.split()] * 2
+    cost = "seconds stages bytes_up bytes_down trained_macs evaluated_architectures peak_memory_mb"
+    assert list(written["cost"]) == cost.split()
+
+
+def test_the_values_by_hand() -> None:
+    written = json.loads(result().to_json())
+    assert written["schema"] == "fedloom.result/1"
+    assert [written[key] for key in ("method", "space", "dataset", "protocol")] == ["toy-method", "toy", "digits", "clean"]
+    assert [written[key] for key in ("seed", "rounds", "finished")] == [3, 2, True]
+    # Final 0.5 and 1.0; best ever 0.75 and 1.0; population standard deviation.
+    assert written["accuracy"] == {"mean": 0.75, "std": 0.25, "best_ever_mean": 0.875, "best_ever_std": 0.125}
+    assert written["clients"][1] == {
+        "name": "client-1",
+        "test_accuracy": 1.0,
+        "validation_accuracy": 0.5,
+        "architecture": "toy:1-2",
+        "parameters": 12,
+        "macs": 34,
+        "train_examples": 56,
+        "test_examples": 78,
+    }
+    assert written["cost"] == {
+        "seconds": 12.346,
+        "stages": {"finetune": 2.0, "score": 0.75, "train": 5.0},
+        "bytes_up": 120,
+        "bytes_down": 500,
+        "trained_macs": 5000,
+        "evaluated_architectures": 28,
+        "peak_memory_mb": 3.5,
+    }
+    assert written["uploads"] == ["coverage", "examples", "update"]
+    assert written["environment"] == {"torch": "2.x"}
+
+
+def test_a_result_before_the_end_has_no_accuracy() -> None:
+    written = json.loads(result(clients=(), finished=False, ledger=Ledger()).to_json())
+    assert written["accuracy"] == {"mean": None, "std": None, "best_ever_mean": None, "best_ever_std": None}
+    assert written["clients"] == [] and written["finished"] is False
+
+
+def test_mean_and_std_by_hand() -> None:
+    assert mean_and_std([]) == (None, None)
+    assert mean_and_std([0.3]) == (0.3, 0.0)
+    mean, std = mean_and_std([0.1, 0.2, 0.6])
+    assert mean == pytest.approx(0.3)
+    assert std == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 3))

@@ -1,0 +1,438 @@
+"""The run folder: files are whole or absent, damage is noticed and named, and a resume finds what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedloom.core.client_site import ClientMemory, PersonalModel
+from fedloom.core.errors import DamagedRun, UnusableFolder
+from fedloom.core.result import LedgerEntry
+from fedloom.engine import files
+from fedloom.engine.files import append_lines, read_arrays, write_arrays, write_file
+from fedloom.engine.store import Store
+
+ENTRY = LedgerEntry(
+    client="client-0",
+    round=0,
+    final=False,
+    bytes_down=10,
+    bytes_up=5,
+    uploads=("examples", "update"),
+    seconds={"train": 0.5},
+    architecture="toy:1-2",
+    validation_accuracy=0.25,
+    test_accuracy=None,
+    trained_macs=100,
+    evaluated_architectures=3,
+    peak_memory_mb=1.5,
+    process_memory_mb=200.0,
+    notes={"covered": 0.5},
+)
+
+
+@dataclass(frozen=True)
+class State:
+    round: int
+    rate: float
+    name: str
+    scores: np.ndarray
+    weights: dict[str, np.ndarray]
+    momenta: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class OtherState:
+    round: int
+    architecture: str
+
+
+def a_state(round: int = 3) -> State:
+    weights = {"stem.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a/b": np.array([True, False]), "empty": np.zeros((0, 4), np.int8)}
+    return State(round, 0.1, "näme with \"quotes\"\n", np.array([[1, 2], [3, -4]], np.int64), weights, {})
+
+
+def a_memory(number: int) -> ClientMemory:
+    return ClientMemory({"population": np.full((2, 3), number, np.uint8)}, {"number": number, "text": "x"})
+
+
+def memory_number(memory: ClientMemory) -> int | None:
+    if memory.arrays:
+        assert set(np.unique(memory.arrays["population"])) == {memory.facts["number"]}
+    return memory.facts.get("number")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "run")
+
+
+def flipped(path: Path, position: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+# -- files ------------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_and_folders_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "down" / "file"
+    write_file(path, b"old")
+    write_file(path, b"new")
+    assert path.read_bytes() == b"new" and os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize("moment", ["replace", "fsync"])
+def test_a_crash_before_the_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash(*arguments: object) -> None:
+        raise Crash
+
+    path = tmp_path / "file"
+    write_file(path, b"old")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(files.os, moment, crash)
+        write_file(path, b"new and longer")
+    assert path.read_bytes() == b"old"
+    write_file(path, b"newest")
+    assert path.read_bytes() == b"newest" and os.listdir(tmp_path) == ["file"]
+
+
+def test_data_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    fsync, replace_file = os.fsync, os.replace
+    monkeypatch.setattr(files.os, "fsync", lambda number: (order.append("fsync"), fsync(number)))
+    monkeypatch.setattr(files.os, "replace", lambda a, b: (order.append("replace"), replace_file(a, b)))
+    write_file(tmp_path / "file", b"data")
+    append_lines(tmp_path / "lines", ["a"])
+    assert order == ["fsync", "replace", "fsync"]
+
+
+@pytest.mark.parametrize("write", [lambda path: write_file(path, b"x"), lambda path: append_lines(path, ["x"])])
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(28, "No space left on device")])
+def test_a_write_that_fails_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None], error: OSError
+) -> None:
+    def fail(number: int) -> None:
+        raise error
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(UnusableFolder, match=f"{re.escape(str(tmp_path / 'file'))} cannot be written \\({error.strerror}\\).*run.folder"):
+        write(tmp_path / "file")
+
+
+def test_lines_are_added(tmp_path: Path) -> None:
+    append_lines(tmp_path / "lines", ["a", "b"])
+    append_lines(tmp_path / "lines", [])
+    append_lines(tmp_path / "lines", ["c"])
+    assert (tmp_path / "lines").read_text() == "a\nb\nc\n"
+
+
+# -- arrays and their digest ----------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    path = tmp_path / "file.safetensors"
+    arrays = {"a": np.arange(5, dtype=np.float32), "b": np.array([[True, False]]), "none": np.zeros((0, 2), np.uint8)}
+    write_arrays(path, arrays, {"number": 1, "text": "ä\n", "list": [1, 2], "nothing": None})
+    return path
+
+
+def test_arrays_and_facts_come_back(whole: Path) -> None:
+    arrays, facts = read_arrays(whole)
+    assert facts == {"number": 1, "text": "ä\n", "list": [1, 2], "nothing": None}
+    assert {name: (array.tolist(), array.dtype.str) for name, array in arrays.items()} == {
+        "a": ([0, 1, 2, 3, 4], "<f4"),
+        "b": ([[True, False]], "|b1"),
+        "none": ([], "|u1"),
+    }
+    assert arrays["none"].shape == (0, 2)
+
+
+def test_arrays_of_any_memory_layout_come_back(tmp_path: Path) -> None:
+    array = np.arange(12, dtype=np.float64).reshape(3, 4)
+    write_arrays(tmp_path / "file", {"turned": array.T, "every second": array[:, ::2]}, {})
+    arrays, _ = read_arrays(tmp_path / "file")
+    assert (arrays["turned"] == array.T).all() and (arrays["every second"] == array[:, ::2]).all()
+
+
+def test_any_flipped_bit_is_noticed(whole: Path) -> None:
+    """In the length, the header, the padding and the data."""
+    good = whole.read_bytes()
+    for position in range(len(good)):
+        flipped(whole, position, position % 8)
+        with pytest.raises(DamagedRun, match=re.escape(str(whole))) as caught:
+            read_arrays(whole)
+        assert "damaged" in str(caught.value) and caught.value.facts == {"path": str(whole)}
+        whole.write_bytes(good)
+    read_arrays(whole)
+
+
+def test_any_truncation_is_noticed(whole: Path) -> None:
+    good = whole.read_bytes()
+    for length in range(0, len(good), 5):
+        whole.write_bytes(good[:length])
+        with pytest.raises(DamagedRun, match=f"{re.escape(str(whole))} is damaged"):
+            read_arrays(whole)
+
+
+def test_swapped_arrays_are_noticed(tmp_path: Path) -> None:
+    """The digest covers which name holds which values."""
+    path = tmp_path / "file"
+    write_arrays(path, {"a": np.zeros(2), "b": np.ones(2)}, {})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"a":', b'"?":').replace(b'"b":', b'"a":').replace(b'"?":', b'"b":'))
+    with pytest.raises(DamagedRun, match="the digest does not match"):
+        read_arrays(path)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DamagedRun, match=f"{re.escape(str(tmp_path / 'no'))} is missing"):
+        read_arrays(tmp_path / "no")
+    with pytest.raises(DamagedRun, match=f"{re.escape(str(tmp_path))} cannot be read \\(Is a directory\\)"):
+        read_arrays(tmp_path)
+
+
+# -- server state ---------------------------------------------------------------------------
+
+
+def test_a_state_comes_back_whole(store: Store) -> None:
+    state = a_state()
+    store.save_state(state, 3)
+    assert store.checkpoint == 3
+    again = Store(store.folder)
+    got = again.load_state(replace(a_state(), round=0, name="", weights={}, scores=np.zeros(0)))
+    assert got is not None and again.checkpoint == 3
+    assert (got.round, got.rate, got.name, got.momenta) == (3, 0.1, state.name, {})
+    assert got.scores.dtype == np.int64 and (got.scores == state.scores).all()
+    assert set(got.weights) == set(state.weights)
+    for name, array in state.weights.items():
+        assert got.weights[name].dtype == array.dtype and got.weights[name].shape == array.shape and (got.weights[name] == array).all()
+
+
+def test_the_round_of_a_state_is_the_checkpoint_whatever_the_state_calls_it(store: Store) -> None:
+    store.save_state(a_state(round=7), 2)
+    again = Store(store.folder)
+    assert again.load_state(a_state()).round == 7 and again.checkpoint == 2
+
+
+def test_loaded_weights_cannot_be_changed(store: Store) -> None:
+    """They go into messages that several clients share."""
+    store.save_state(a_state(), 3)
+    with pytest.raises(ValueError, match="read-only"):
+        store.load_state(a_state()).weights["stem.weight"][0, 0] = 1
+
+
+def test_no_state_yet(store: Store) -> None:
+    assert store.load_state(a_state()) is None and store.checkpoint == 0
+
+
+def test_the_state_of_another_method_is_refused(store: Store) -> None:
+    store.save_state(a_state(), 3)
+    with pytest.raises(DamagedRun, match=r"server\.safetensors does not hold the state of this method"):
+        store.load_state(OtherState(0, ""))
+
+
+def test_a_damaged_state_is_refused(store: Store) -> None:
+    store.save_state(a_state(), 3)
+    flipped(store.folder / "state" / "server.safetensors", -1, 0)
+    with pytest.raises(DamagedRun, match=r"server\.safetensors is damaged"):
+        store.load_state(a_state())
+
+
+def test_a_split_comes_back(store: Store) -> None:
+    assert store.load_split() is None
+    store.save_split({"train": np.arange(3)}, {"dataset": "digits"})
+    arrays, facts = store.load_split()
+    assert arrays["train"].tolist() == [0, 1, 2] and facts == {"dataset": "digits"}
+
+
+# -- ledger -----------------------------------------------------------------------------------
+
+
+def entries(*rounds: int, final: bool = False) -> list[LedgerEntry]:
+    return [replace(ENTRY, round=round, client=f"client-{index}", final=final) for index, round in enumerate(rounds)]
+
+
+def test_entries_come_back(store: Store) -> None:
+    store.folder.mkdir()
+    assert list(store.read_ledger()) == []
+    store.append(entries(0, 0))
+    store.append(entries(1))
+    assert list(store.read_ledger()) == [*entries(0, 0), *entries(1)]
+    assert len((store.folder / "ledger.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_torn_last_line_is_dropped_wherever_it_is_torn(store: Store) -> None:
+    store.folder.mkdir()
+    store.append(entries(0, 0))
+    path = store.folder / "ledger.jsonl"
+    good = path.read_bytes()
+    second = good.index(b"\n") + 1
+    for length in range(second, len(good), 5):
+        path.write_bytes(good[:length])
+        assert list(store.read_ledger()) == entries(0)
+
+
+@pytest.mark.parametrize("line", ["{", "5", '{"client": "x"}', '{"client": "x", "uploads": []}', "\udcff"])
+def test_a_damaged_line_in_the_middle_is_named_by_its_number(store: Store, line: str) -> None:
+    store.folder.mkdir()
+    good = [entry.to_json() for entry in entries(0, 0)]
+    path = store.folder / "ledger.jsonl"
+    path.write_bytes("\n".join([good[0], line, good[1], ""]).encode(errors="surrogateescape"))
+    with pytest.raises(DamagedRun, match=f"{re.escape(str(path))}, line 2 is damaged"):
+        list(store.read_ledger())
+
+
+def test_a_damaged_last_line_that_is_complete_is_no_torn_line(store: Store) -> None:
+    store.folder.mkdir()
+    (store.folder / "ledger.jsonl").write_text(ENTRY.to_json() + '\n{"client":\n')
+    with pytest.raises(DamagedRun, match="line 2 is damaged"):
+        list(store.read_ledger())
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "over", "kept"),
+    [(0, False, []), (1, False, [0]), (2, False, [0, 1]), (3, False, [0, 1, 2]), (3, True, [0, 1, 2, "final"])],
+)
+def test_rewinding_drops_what_came_after_the_checkpoint(store: Store, checkpoint: int, over: bool, kept: list[object]) -> None:
+    store.folder.mkdir()
+    for round in range(3):
+        store.append(entries(round, round))
+    store.append(entries(3, final=True))
+    with open(store.folder / "ledger.jsonl", "a") as file:
+        file.write('{"client":"torn')
+    store.checkpoint = checkpoint
+    store.rewind_ledger(rounds_over=over)
+    assert [("final" if entry.final else entry.round) for entry in store.read_ledger()] == [
+        place for place in kept for _ in range(1 if place == "final" else 2)
+    ]
+    assert (store.folder / "ledger.jsonl").read_bytes().endswith(b"\n") or not kept
+
+
+# -- client memory ----------------------------------------------------------------------------
+
+
+def test_memory_comes_back_at_the_next_round(store: Store) -> None:
+    assert store.load_memory("client-0", 5) == ClientMemory()
+    store.save_memory("client-0", 5, a_memory(7))
+    assert memory_number(store.load_memory("client-0", 6)) == 7 and store.load_memory("client-0", 6).facts["text"] == "x"
+    assert store.load_memory("client-1", 6) == ClientMemory()
+
+
+def test_a_client_asked_again_for_a_round_has_the_memory_from_before(store: Store) -> None:
+    store.save_memory("client-0", 2, a_memory(2))
+    store.save_memory("client-0", 10, a_memory(10))
+    assert memory_number(store.load_memory("client-0", 10)) == 2
+    assert memory_number(store.load_memory("client-0", 2)) is None
+    assert memory_number(store.load_memory("client-0", 11)) == 10  # as numbers: 10 comes after 2
+    store.save_memory("client-0", 10, a_memory(99))
+    assert memory_number(store.load_memory("client-0", 11)) == 99
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 2, 3])
+@pytest.mark.parametrize("takes_part", [range(9), (0, 2, 4, 6, 8), (0, 5), (3, 4), (1, 2, 7, 8), (0, 1, 2, 6)])
+def test_pruning_keeps_what_a_resume_needs(store: Store, checkpoint_every: int, takes_part: Any) -> None:
+    """After any write the run may be killed and go on from the checkpoint: its first round must find what it found before."""
+    rounds = list(takes_part)
+    for round in range(10):
+        if round in rounds:
+            before = [number for number in rounds if number < round]
+            assert memory_number(store.load_memory("c", round)) == (max(before) if before else None)
+            store.save_memory("c", round, a_memory(round))
+            for again in range(store.checkpoint, round + 1):
+                wanted = [number for number in rounds if number < store.checkpoint]
+                if again in rounds:
+                    got = memory_number(store.load_memory("c", again))
+                    assert got == (max(wanted) if wanted else None), f"round {again} after a kill in round {round}"
+                    break  # later rounds find what this one writes again
+        if (round + 1) % checkpoint_every == 0:
+            store.checkpoint = round + 1
+        assert len(list(store.client_folder("c").glob("memory-*"))) <= 2 + checkpoint_every  # old ones do not pile up
+
+
+def test_a_damaged_memory_names_its_file(store: Store) -> None:
+    store.save_memory("client-0", 0, a_memory(1))
+    path = store.client_folder("client-0") / "memory-0.safetensors"
+    flipped(path, -1, 3)
+    with pytest.raises(DamagedRun, match=re.escape(str(path))):
+        store.load_memory("client-0", 1)
+
+
+def test_half_written_and_foreign_files_are_no_memories(store: Store) -> None:
+    store.save_memory("client-0", 1, a_memory(1))
+    (store.client_folder("client-0") / ".memory-2.safetensors.part").write_bytes(b"half")
+    (store.client_folder("client-0") / "notes.txt").write_text("mine")
+    assert memory_number(store.load_memory("client-0", 5)) == 1
+
+
+def test_a_method_without_memory_writes_none(store: Store) -> None:
+    store.save_memory("client-0", 1, ClientMemory())
+    assert not store.client_folder("client-0").exists()
+
+
+def test_a_personal_model_describes_itself(store: Store) -> None:
+    store.save_model("client-0", PersonalModel("toy:1", {"w": np.ones(2, np.float32)}), {"classes": ["a", "b"]})
+    arrays, facts = read_arrays(store.model_path("client-0"))
+    assert arrays["w"].tolist() == [1, 1] and facts == {"classes": ["a", "b"], "architecture": "toy:1"}
+
+
+# -- the folder ---------------------------------------------------------------------------------
+
+
+def test_a_second_claim_is_refused_until_the_first_is_released(store: Store) -> None:
+    store.claim()
+    with pytest.raises(UnusableFolder, match=f"{re.escape(str(store.folder))} is in use by another process"):
+        Store(store.folder).claim()
+    store.release()
+    second = Store(store.folder)
+    second.claim()
+    second.release()
+    second.release()  # once is enough, twice does no harm
+
+
+def test_the_lock_of_another_process_holds_and_ends_with_it(store: Store) -> None:
+    program = f"import sys; from fedloom.engine.store import *; s = Store(Path({str(store.folder)!r})); s.claim(); print('mine', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "mine\n"
+        with pytest.raises(UnusableFolder, match="in use by another process"):
+            store.claim()
+        other.kill()
+        other.wait()
+    store.claim()
+    store.release()
+
+
+def test_a_folder_under_a_file_cannot_be_claimed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(UnusableFolder, match=r"cannot be written \(Not a directory\).*run.folder"):
+        Store(tmp_path / "file" / "run").claim()
+
+
+def test_text_comes_back_and_a_missing_one_is_named(store: Store) -> None:
+    store.write_text("config.toml", "text = 'ä'\n")
+    assert store.read_text("config.toml") == "text = 'ä'\n"
+    with pytest.raises(DamagedRun, match=re.escape(str(store.folder / "result.json"))):
+        store.read_text("result.json")
+
+
+def test_the_ledger_holds_no_surprise(store: Store) -> None:
+    """The names in a line are what people read it by."""
+    store.folder.mkdir()
+    store.append([ENTRY])
+    line = json.loads((store.folder / "ledger.jsonl").read_text())
+    assert line["uploads"] == ["examples", "update"] and line["seconds"] == {"train": 0.5} and line["test_accuracy"] is None
