@@ -145,7 +145,11 @@ def test_idle_genes_must_be_zero(space: SearchSpace) -> None:
 
 def test_other_spaces_and_lengths_are_refused(space: SearchSpace) -> None:
     smallest = space.named["smallest"]
-    for wrong in (replace(smallest, space="other"), replace(smallest, choices=smallest.choices[:-1]), replace(smallest, choices=(0,) * 200)):
+    for wrong in (
+        replace(smallest, space="other"),
+        replace(smallest, choices=smallest.choices[:-1]),
+        replace(smallest, choices=(0,) * 200),
+    ):
         with pytest.raises(InvalidArchitecture, match=f"is not a {space.name} architecture of {len(space.genes)} genes"):
             space.check(wrong)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
@@ -27,7 +27,9 @@ class Round:
     examples: list[float]
 
     def trained(self, name: str) -> Any:
-        return np.stack([np.broadcast_to(count[name], update[name].shape) > 0 for update, count in zip(self.updates, self.counts, strict=True)])
+        return np.stack(
+            [np.broadcast_to(count[name], update[name].shape) > 0 for update, count in zip(self.updates, self.counts, strict=True)]
+        )
 
     def values(self, name: str) -> Any:
         return np.stack([update[name] for update in self.updates])
@@ -54,6 +56,7 @@ def rounds(draw: st.DrawFn, least: int = 0) -> Round:
 
 
 @pytest.mark.parametrize("rule", AVERAGING)
+@settings(max_examples=25)
 @given(data=st.data(), sent=rounds())
 def test_the_order_of_clients_does_not_matter(rule: str, data: st.DataObject, sent: Round) -> None:
     order = data.draw(st.permutations(range(len(sent.updates))))
@@ -64,6 +67,7 @@ def test_the_order_of_clients_does_not_matter(rule: str, data: st.DataObject, se
 
 
 @pytest.mark.parametrize("rule", AVERAGING)
+@settings(max_examples=25)
 @given(sent=rounds())
 def test_equal_updates_give_that_update_where_anybody_trained(rule: str, sent: Round) -> None:
     sent.updates = [sent.updates[0]] * len(sent.updates)
@@ -80,6 +84,7 @@ def test_coverage_is_fedavg_when_all_trained_everything(sent: Round) -> None:
 
 
 @pytest.mark.parametrize("rule", COVERED)
+@settings(max_examples=25)
 @given(sent=rounds())
 def test_entries_nobody_trained_are_exactly_zero(rule: str, sent: Round) -> None:
     for name, mean in sent.average(rule).items():
@@ -87,6 +92,7 @@ def test_entries_nobody_trained_are_exactly_zero(rule: str, sent: Round) -> None
 
 
 @pytest.mark.parametrize("rule", AVERAGING)
+@settings(max_examples=25)
 @given(sent=rounds())
 def test_a_mean_lies_between_the_updates_that_made_it(rule: str, sent: Round) -> None:
     for name, mean in sent.average(rule).items():
@@ -120,6 +126,7 @@ def test_an_absent_client_changes_nothing_that_it_did_not_train(sent: Round) -> 
 
 
 @pytest.mark.parametrize("rule", AVERAGING)
+@settings(max_examples=25)
 @given(sent=rounds())
 def test_inputs_are_unchanged_and_results_are_new(rule: str, sent: Round) -> None:
     before = copy.deepcopy(sent)

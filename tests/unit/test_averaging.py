@@ -86,4 +86,4 @@ def test_numbers_of_clients_must_agree() -> None:
 
 def test_the_rules_are_known_by_their_names() -> None:
     rules = {"fedavg": fedavg, "coverage": coverage, "coverage_equal": coverage_equal, "coverage_effort": coverage_effort}
-    assert AVERAGING == rules
+    assert rules == AVERAGING

@@ -108,7 +108,7 @@ def test_arrays_are_numbers(kind: Any) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "many"])
 def test_facts_are_finite_numbers(value: Any) -> None:
-    with pytest.raises(BadReport, match="examples is .*, which is not a finite number"):
+    with pytest.raises(BadReport, match=r"examples is .*, which is not a finite number"):
         release(report(facts={"examples": value}), INSTRUCTION, MANIFEST)
 
 

@@ -16,7 +16,22 @@ def test_the_values_of_this_version_are_kept() -> None:
 
 
 def test_every_part_counts() -> None:
-    addresses = [(), (0,), (1,), ("0",), (0, 0), (0, 1), (1, 0), ("a", "b"), ("ab",), ("a/b",), ("a'/'b",), ("b", "a"), ("", "a"), ("a", "")]
+    addresses = [
+        (),
+        (0,),
+        (1,),
+        ("0",),
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        ("a", "b"),
+        ("ab",),
+        ("a/b",),
+        ("a'/'b",),
+        ("b", "a"),
+        ("", "a"),
+        ("a", ""),
+    ]
     assert len({derive_seed(*address) for address in addresses}) == len(addresses)
 
 

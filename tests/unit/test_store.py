@@ -58,7 +58,7 @@ class OtherState:
 
 
 def a_state(round: int = 3) -> State:
-    weights = {"stem.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a/b": np.array([True, False]), "empty": np.zeros((0, 4), np.int8)}
+    weights = {"stem": np.arange(6, dtype=np.float32).reshape(2, 3), "a/b": np.array([True, False]), "empty": np.zeros((0, 4), np.int8)}
     return State(round, 0.1, "näme with \"quotes\"\n", np.array([[1, 2], [3, -4]], np.int64), weights, {})
 
 
@@ -234,7 +234,7 @@ def test_loaded_weights_cannot_be_changed(store: Store) -> None:
     """They go into messages that several clients share."""
     store.save_state(a_state(), 3)
     with pytest.raises(ValueError, match="read-only"):
-        store.load_state(a_state()).weights["stem.weight"][0, 0] = 1
+        store.load_state(a_state()).weights["stem"][0, 0] = 1
 
 
 def test_no_state_yet(store: Store) -> None:
@@ -406,8 +406,15 @@ def test_a_second_claim_is_refused_until_the_first_is_released(store: Store) -> 
 
 
 def test_the_lock_of_another_process_holds_and_ends_with_it(store: Store) -> None:
-    program = f"import sys; from fedloom.engine.store import *; s = Store(Path({str(store.folder)!r})); s.claim(); print('mine', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    program = """if True:
+        import sys, pathlib, fedloom.engine.store
+        store = fedloom.engine.store.Store(pathlib.Path(sys.argv[1]))
+        store.claim()
+        print("mine", flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", program, str(store.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "mine\n"
         with pytest.raises(UnusableFolder, match="in use by another process"):
             store.claim()

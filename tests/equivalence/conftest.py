@@ -1,0 +1,67 @@
+"""What equivalence tests share: a tiny federation, nobody watching it, and what of a run folder must be equal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedloom import config
+from fedloom.config import Settings
+from fedloom.engine.files import read_arrays
+from fedloom.engine.run import Watcher
+
+TINY = Path(__file__).parents[1] / "tiny.toml"
+
+
+@pytest.fixture(scope="session")
+def tiny_file() -> Path:
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Settings]:
+    """Settings of a federation that runs in less than a second, with overrides."""
+    return lambda *overrides: config.load(str(TINY), overrides)
+
+
+@pytest.fixture(scope="session")
+def nobody() -> Watcher:
+    """Watches a run and says nothing."""
+
+    def silent(*facts: object, **named: object) -> None:
+        return None
+
+    return SimpleNamespace(begin=silent, participation=silent, round_done=silent, end=silent)
+
+
+@pytest.fixture(scope="session")
+def content() -> Callable[[Path], dict[str, Any]]:
+    """File name -> all it says, for every file of a run folder; only clocks and the memory of the process are left out."""
+
+    def read(folder: Path) -> dict[str, Any]:
+        names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        return {name: _read(folder / name) for name in names if name != "state/lock"}
+
+    return read
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        arrays, facts = read_arrays(path)
+        return facts, {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
+    if path.name == "result.json":
+        result = json.loads(path.read_text())
+        del result["cost"]["seconds"], result["cost"]["stages"]
+        return result
+    if path.name == "ledger.jsonl":
+        return [_without_clocks(json.loads(line)) for line in path.read_text().splitlines()]
+    return path.read_bytes()
+
+
+def _without_clocks(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: sorted(value) if name == "seconds" else value for name, value in line.items() if name != "process_memory_mb"}

@@ -1,0 +1,517 @@
+"""The command line: what it says, where it says it, how it ends; and that a refusal leaves earlier work alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedloom
+from fedloom import assemble, cli, config
+from fedloom.assemble import load_model
+from fedloom.config import Settings
+from fedloom.core import errors
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig, InvalidData, UnusableFolder
+from fedloom.data.readers import DATASETS, read
+from fedloom.data.splits import Federation, Split
+from fedloom.engine import files
+from fedloom.engine.store import Store
+from fedloom.methods.base import METHODS
+from fedloom.spaces.base import SPACES
+from fedloom.supernets.elastic import Statistics
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Fedloom = Callable[..., Outcome]
+
+
+@pytest.fixture
+def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Fedloom:
+    """The command, run in this process and in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        return Outcome(code, *capsys.readouterr())
+
+    return call
+
+
+def check_refused(outcome: Outcome, kind: type[FedloomError], *words: object) -> None:
+    """One sentence or two on one line, the error's own exit code, no traceback, nothing on the standard output."""
+    assert outcome.code == kind.exit_code, outcome
+    assert outcome.err.startswith("fedloom: ") and outcome.err.count("\n") == 1 and outcome.err.endswith("\n"), outcome
+    assert "Traceback" not in outcome.err and outcome.out == ""
+    for word in words:
+        assert str(word) in outcome.err, outcome.err
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All files below a folder; the lock is always empty and says nothing."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+# -- refusals of `run` -------------------------------------------------------------------
+
+
+def test_every_refusal_has_its_own_exit_code() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FedloomError)]
+    codes = [kind.exit_code for kind in kinds]
+    assert len(set(codes)) == len(codes) >= 9
+    assert not set(codes) & {0, 2, cli.INTERRUPTED}  # success, wrong usage, interrupted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], ("no preset named 'nonsense'", "quickstart", ".toml")),
+        (["quickstrt"], ("Did you mean 'quickstart'?",)),
+        (["missing.toml"], ("There is no file missing.toml",)),
+        (["rouns=3"], ("Unknown key 'rouns'", "Did you mean 'rounds'?")),
+        (["quickstart", "training.ratee=3"], ("Unknown key 'training.ratee'", "Did you mean 'rate'?")),
+        (["rounds=many"], ("rounds must be a whole number, got 'many'",)),
+        (["rounds=1", "clients"], ("'clients' is not an override", "key=value")),
+        (["method=fedavgg"], ("no method named 'fedavgg'", "Did you mean 'fedavg'?")),
+        (["participants=99"], ("participants is 99", "12 clients")),
+    ],
+)
+def test_a_wrong_setting(fedloom_: Fedloom, tmp_path: Path, arguments: list[str], words: tuple[str, ...]) -> None:
+    check_refused(fedloom_("run", *arguments), InvalidConfig, *words)
+    assert list(tmp_path.iterdir()) == []  # not even a folder
+
+
+def test_a_setting_that_only_the_space_can_judge(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    check_refused(fedloom_("run", tiny_file, "mobilenetv3.strides=[1,2,3]"), InvalidConfig, "mobilenetv3.strides", "[1, 2, 3]")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_set_that_is_not_there(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    outcome = fedloom_("run", tiny_file, "data.name=cifar10", "data.folder=nowhere")
+    check_refused(outcome, InvalidData, "cifar10", "nowhere", "cifar-10-python.tar.gz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_split_that_is_impossible(fedloom_: Fedloom, tiny_file: Path) -> None:
+    check_refused(fedloom_("run", tiny_file, "split.rule=iid", "clients=1000"), InvalidData, "1000 clients", "fewer clients")
+
+
+def write_images(place: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 8) -> None:
+    for number, name in enumerate(classes):
+        (place / name).mkdir(parents=True)
+        for index in range(each):
+            Image.new("RGB", (8, 8), (100 * number, 20 * index, 7)).save(place / name / f"{index}.png")
+
+
+def test_a_corrupt_image(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "images")
+    bad = tmp_path / "images" / "dog" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:50])
+    outcome = fedloom_("run", tiny_file, "data.name=folder", "data.folder=images")
+    check_refused(outcome, InvalidData, Path("images") / "dog" / "3.png", "Replace or remove the file")
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_a_truncated_cifar10_file(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    place = tmp_path / "data" / "cifar-10-batches-py"
+    place.mkdir(parents=True)
+    (place / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"class %d" % number for number in range(10)]}, protocol=2))
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        content = pickle.dumps({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0, 1, 2, 3]}, protocol=2)
+        (place / name).write_bytes(content[: 5000 if name == "data_batch_4" else None])
+    outcome = fedloom_("run", tiny_file, "data.name=cifar10")
+    check_refused(outcome, InvalidData, "data/cifar-10-batches-py/data_batch_4", "truncated", "Unpack the published archive again")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+# -- folders -------------------------------------------------------------------------------
+
+
+def test_a_folder_that_already_holds_a_run(fedloom_: Fedloom, tiny_file: Path, finished_run: Path) -> None:
+    before = everything(finished_run)
+    outcome = fedloom_("run", tiny_file, "seed=7", f"run.folder={finished_run}")
+    check_refused(outcome, UnusableFolder, finished_run, "already holds a run", f"fedloom resume {finished_run}", "run.folder")
+    assert everything(finished_run) == before
+
+
+def test_a_folder_under_a_file(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    outcome = fedloom_("run", tiny_file, "run.folder=file/run")
+    check_refused(outcome, UnusableFolder, "file/run", "Not a directory", "run.folder")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder nobody can write to, not even root")
+def test_a_folder_nobody_can_write_to(fedloom_: Fedloom, tiny_file: Path) -> None:
+    check_refused(fedloom_("run", tiny_file, "run.folder=/proc/fedloom"), UnusableFolder, "/proc/fedloom", "run.folder")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    check_refused(fedloom_("run", tiny_file, "run.folder=locked/run"), UnusableFolder, "locked/run", "Permission denied", "run.folder")
+
+
+def test_a_run_folder_that_became_read_only(fedloom_: Fedloom, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root ignores permissions, so the refusal of the system is played."""
+    before = everything(finished_run)
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files.os, "replace", refuse)
+    outcome = fedloom_("resume", finished_run)
+    check_refused(outcome, UnusableFolder, finished_run, "Permission denied", "Make it writable")
+    assert {name: data for name, data in everything(finished_run).items() if not name.endswith(".part")} == before
+
+
+def test_a_full_disk_in_the_middle_of_a_run_loses_no_round(fedloom_: Fedloom, tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Store.save_state
+
+    def refuse(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+
+        def full_from_the_second_round_on(self: Store, state: Any, round: int) -> None:
+            if round == 2:
+                patch.setattr(files.os, "fsync", refuse)
+            saved(self, state, round)
+
+        patch.setattr(Store, "save_state", full_from_the_second_round_on)
+        outcome = fedloom_("run", tiny_file, "method=fedavg", "clients=2", "run.folder=mine")
+    assert outcome.code == UnusableFolder.exit_code and "No space left on device" in outcome.err and "Traceback" not in outcome.err
+    resumed = fedloom_("resume", "mine")
+    assert resumed.code == 0 and resumed.out.startswith("going on after round 1 of 2\n")
+
+
+def test_a_run_in_use(fedloom_: Fedloom, finished_run: Path) -> None:
+    before = everything(finished_run)
+    other = Store(finished_run)
+    other.claim()
+    try:
+        check_refused(fedloom_("resume", finished_run), UnusableFolder, finished_run, "in use by another process")
+    finally:
+        other.release()
+    assert everything(finished_run) == before
+
+
+# -- refusals of `resume` ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("a file")])
+def test_a_folder_that_is_no_run(fedloom_: Fedloom, tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "mine")
+    before = sorted(tmp_path.rglob("*"))
+    check_refused(fedloom_("resume", "mine"), DamagedRun, "mine is not a run folder", "config.toml")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["state/server.safetensors", "state/split.safetensors"])
+def test_a_damaged_state_file(fedloom_: Fedloom, finished_run: Path, name: str) -> None:
+    flip_last_byte(finished_run / name)
+    before = everything(finished_run)
+    check_refused(fedloom_("resume", finished_run), DamagedRun, finished_run / name, "damaged", "Restore it")
+    assert everything(finished_run) == before
+
+
+def test_a_missing_split(fedloom_: Fedloom, finished_run: Path) -> None:
+    (finished_run / "state" / "split.safetensors").unlink()
+    check_refused(fedloom_("resume", finished_run), DamagedRun, finished_run / "state/split.safetensors", "missing")
+
+
+def test_a_damaged_ledger(fedloom_: Fedloom, finished_run: Path) -> None:
+    path = finished_run / "ledger.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], lines[2][:40] + "\n", *lines[3:]]))
+    before = everything(finished_run)
+    check_refused(fedloom_("resume", finished_run), DamagedRun, f"{path}, line 3", "Restore it")
+    assert everything(finished_run) == before
+
+
+def test_a_run_whose_settings_file_is_damaged(fedloom_: Fedloom, finished_run: Path) -> None:
+    (finished_run / "config.toml").write_text("method = \n")
+    before = everything(finished_run)
+    outcome = fedloom_("resume", finished_run)
+    assert outcome.code in (InvalidConfig.exit_code, DamagedRun.exit_code) and str(finished_run / "config.toml") in outcome.err
+    assert everything(finished_run) == before
+
+
+def test_a_run_whose_data_set_changed(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "images")
+    data = ("data.name=folder", "data.folder=images", "data.image_size=8", "clients=2", "split.rule=iid")
+    assert fedloom_("run", tiny_file, *data, "method=local", "run.folder=mine").code == 0
+    before = everything(tmp_path / "mine")
+    (tmp_path / "images" / "cat" / "7.png").rename(tmp_path / "images" / "dog" / "8.png")
+    check_refused(fedloom_("resume", "mine"), InvalidData, "not the one this run began with", "images")
+    assert everything(tmp_path / "mine") == before
+    (tmp_path / "images" / "dog" / "8.png").rename(tmp_path / "images" / "cat" / "7.png")
+    assert fedloom_("resume", "mine").code == 0
+
+
+# -- tracebacks and interruptions --------------------------------------------------------------------
+
+
+def test_trace_shows_where_a_refusal_comes_from() -> None:
+    command = [sys.executable, "-m", "fedloom.cli", "run", "--trace", "nonsense"]
+    traced = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert traced.returncode != 0 and "Traceback" in traced.stderr and "config.py" in traced.stderr and "InvalidConfig" in traced.stderr
+
+
+def test_trace_reaches_the_caller_of_main(fedloom_: Fedloom) -> None:
+    with pytest.raises(InvalidConfig, match="nonsense"):
+        fedloom_("run", "nonsense", "--trace")
+
+
+def test_an_unknown_command_is_wrong_usage(fedloom_: Fedloom) -> None:
+    outcome = fedloom_("nonsense")
+    assert outcome.code == 2 and "nonsense" in outcome.err and "Traceback" not in outcome.err
+
+
+def test_an_interruption_ends_with_its_own_code(fedloom_: Fedloom, tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "new_run", interrupt)
+    outcome = fedloom_("run", tiny_file)
+    assert outcome.code == 130 and "Traceback" not in outcome.err
+
+
+# -- what works -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Path]]:
+    """What ``run`` would have run, and where."""
+    heard: list[tuple[Settings, Path]] = []
+    monkeypatch.setattr(cli, "new_run", lambda settings, folder, watcher: heard.append((settings, folder)))
+    monkeypatch.setattr(cli, "_say", lambda result, folder: None)
+    return heard
+
+
+def test_run_without_arguments_is_the_quickstart(fedloom_: Fedloom, asked: list[tuple[Settings, Path]]) -> None:
+    assert fedloom_("run").code == 0
+    assert asked == [(config.load("quickstart"), Path("runs/quickstart"))]
+
+
+def test_overrides_alone_change_the_quickstart(fedloom_: Fedloom, asked: list[tuple[Settings, Path]]) -> None:
+    assert fedloom_("run", "method=fedavg", "rounds=1").code == 0
+    assert asked == [(config.load("quickstart", ["method=fedavg", "rounds=1"]), Path("runs/quickstart"))]
+
+
+def test_a_file_gives_its_name_to_the_folder_and_a_taken_one_gets_a_number(
+    fedloom_: Fedloom, asked: list[tuple[Settings, Path]], tiny_file: Path, tmp_path: Path
+) -> None:
+    fedloom_("run", tiny_file)
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)  # empty: free
+    fedloom_("run", tiny_file)
+    (tmp_path / "runs" / "tiny" / "config.toml").write_text("")
+    fedloom_("run", tiny_file)
+    (tmp_path / "runs" / "tiny-2").mkdir()
+    (tmp_path / "runs" / "tiny-2" / "anything").write_text("")
+    fedloom_("run", tiny_file)
+    fedloom_("run", tiny_file, "run.folder=elsewhere")
+    assert [str(folder) for _, folder in asked] == ["runs/tiny", "runs/tiny", "runs/tiny-2", "runs/tiny-3", "elsewhere"]
+
+
+def test_a_run_says_in_plain_lines_how_it_goes_and_where_its_result_is(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    outcome = fedloom_("run", tiny_file, "method=fedavg")
+    assert outcome.code == 0 and outcome.err == ""
+    lines = outcome.out.splitlines()
+    assert any(line.startswith("round 2/2: 2 clients, accuracy ") for line in lines)
+    assert "\x1b" not in outcome.out and "\r" not in outcome.out  # nothing that only a terminal understands
+    assert any("fedavg on digits: test accuracy" in line and "over 3 clients" in line for line in lines)
+    assert "what left the clients: examples, update" in outcome.out
+    assert lines[-1] == "The result is in runs/tiny/result.json, the personal models in runs/tiny/clients/"
+    assert (tmp_path / "runs" / "tiny" / "result.json").exists()
+    assert {path.name for path in (tmp_path / "runs" / "tiny" / "clients").iterdir()} == {"client-000", "client-001", "client-002"}
+
+
+def test_resume_of_a_finished_run_shows_its_result(fedloom_: Fedloom, finished_run: Path) -> None:
+    before = everything(finished_run / "clients")
+    outcome = fedloom_("resume", finished_run)
+    assert outcome.code == 0 and "fedavg on digits" in outcome.out and f"{finished_run}/result.json" in outcome.out
+    assert everything(finished_run / "clients") == before
+
+
+THINGS = {
+    "methods": [entry.name for entry in METHODS],
+    "spaces": [entry.name for entry in SPACES],
+    "datasets": list(DATASETS),
+    "presets": list(config.presets()),
+    "engines": list(config.ENGINES),
+}
+
+
+@pytest.mark.parametrize("what", THINGS)
+def test_a_list_has_one_line_for_each(fedloom_: Fedloom, what: str) -> None:
+    outcome = fedloom_("list", what)
+    assert outcome.code == 0
+    title, *lines = outcome.out.splitlines()
+    assert title == what and [line.split()[0] for line in lines] == THINGS[what]
+    assert all(len(line.split()) > 3 for line in lines)  # a name and a meaning
+
+
+def test_a_list_of_all(fedloom_: Fedloom) -> None:
+    lines = fedloom_("list").out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == list(THINGS)
+    assert len(lines) == len(THINGS) + sum(map(len, THINGS.values()))
+
+
+def test_a_list_of_settings(fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.console, "width", 1000)
+    out = fedloom_("list", "settings").out
+    for key, default, meaning in config.explain():
+        assert any(key in line and default in line and meaning in line for line in out.splitlines()), key
+
+
+def test_a_list_of_nonsense(fedloom_: Fedloom) -> None:
+    check_refused(fedloom_("list", "method"), InvalidConfig, "'method'", "Did you mean 'methods'?", "settings")
+
+
+def test_the_help_of_run_explains_every_setting(fedloom_: Fedloom) -> None:
+    outcome = fedloom_("run", "--help")
+    assert outcome.code == 0
+    words = " ".join(outcome.out.split())
+    for key, default, meaning in config.explain():
+        assert f"{key} = {default} {' '.join(meaning.split())}" in words, key
+
+
+def test_the_help_names_every_command(fedloom_: Fedloom) -> None:
+    out = fedloom_("--help").out
+    assert all(command in out for command in ("run", "resume", "list", "export")) and fedloom.__doc__.split(":")[0] in out
+
+
+# -- export ---------------------------------------------------------------------------------------------
+
+
+def test_an_exported_model_is_the_personal_model(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) -> None:
+    outcome = fedloom_("export", finished_run, "--client", "client-001", "--out", "deep/down/model.safetensors")
+    target = tmp_path / "deep" / "down" / "model.safetensors"
+    network, facts = load_model(target)
+    assert outcome.code == 0 and str(Path("deep/down/model.safetensors")) in outcome.out and facts["architecture"] in outcome.out
+    assert facts["classes"] == list("0123456789") and len(facts["mean"]) == len(facts["std"]) == 1
+    source = finished_run / "clients" / "client-001" / "model.safetensors"
+    assert target.read_bytes() == source.read_bytes()
+
+    # The same logits as the client's own model, computed by the supernet's functional forward pass from the file's arrays.
+    arrays, _ = files.read_arrays(source)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    settings = config.from_table(config.read_toml(finished_run / "config.toml"))
+    supernet = assemble.make_supernet(settings.space, settings.components[settings.space], assemble.ImageShape(**facts["image"]))
+    architecture = Architecture.parse(facts["architecture"])
+    own = supernet.load(architecture, tensors)
+    images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = network(images)
+        assert not network.training and torch.equal(logits, own(images))
+        means = {name.removesuffix(".running_mean") for name in tensors if name.endswith(".running_mean")}
+        statistics = Statistics({name: (tensors[f"{name}.running_mean"], tensors[f"{name}.running_var"]) for name in means})
+        weights = {name: tensor for name, tensor in tensors.items() if "running_" not in name}
+        functional = supernet.forward(images, weights, architecture, statistics)
+    assert torch.allclose(logits, functional, atol=1e-5) and logits.shape == (5, 10)
+    assert not torch.allclose(logits[0], logits[1], atol=1e-3)  # it looks at the image
+
+
+def test_the_exported_model_is_as_good_as_the_result_says(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) -> None:
+    """From the file and the images alone."""
+    settings = config.from_table(config.read_toml(finished_run / "config.toml"))
+    arrays, _ = files.read_arrays(finished_run / "state" / "split.safetensors")
+    federation = Federation(read(settings.data), Split.from_arrays(arrays), "cpu")
+    for client in json.loads((finished_run / "result.json").read_text())["clients"]:
+        assert fedloom_("export", finished_run, "--client", client["name"]).code == 0
+        network, facts = load_model(tmp_path / f"{client['name']}.safetensors")
+        examples = federation.data_of(client["name"]).test
+        mean, std = (torch.tensor(facts[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
+        with torch.no_grad():
+            right = network((examples.images / 255 - mean) / std).argmax(1) == examples.labels
+        assert right.float().mean().item() == pytest.approx(client["test_accuracy"])
+        assert sum(parameter.numel() for parameter in network.parameters()) == client["parameters"]
+
+
+def test_export_of_an_unknown_client_suggests_names(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) -> None:
+    outcome = fedloom_("export", finished_run, "--client", "client-01")
+    check_refused(outcome, InvalidConfig, finished_run, "'client-01'", "Did you mean 'client-001'?", "client-002")
+    assert not (tmp_path / "client-01.safetensors").exists()
+
+
+def test_export_from_a_run_without_models_names_the_cure(fedloom_: Fedloom, finished_run: Path) -> None:
+    for path in (finished_run / "clients").rglob("model.safetensors"):
+        path.unlink()
+    check_refused(fedloom_("export", finished_run, "--client", "client-001"), InvalidConfig, "no personal model", "fedloom resume")
+
+
+def test_export_of_a_damaged_model_writes_nothing(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) -> None:
+    path = finished_run / "clients" / "client-001" / "model.safetensors"
+    flip_last_byte(path)
+    check_refused(fedloom_("export", finished_run, "--client", "client-001"), DamagedRun, path, "damaged")
+    assert not (tmp_path / "client-001.safetensors").exists()
+
+
+def test_export_of_a_file_that_is_no_model(fedloom_: Fedloom, finished_run: Path) -> None:
+    path = finished_run / "clients" / "client-001" / "model.safetensors"
+    files.write_arrays(path, {"a": np.ones(2)}, {"space": "mobilenetv3"})
+    check_refused(fedloom_("export", finished_run, "--client", "client-001"), DamagedRun, path, "not a personal model")
+
+
+def test_export_to_a_place_that_cannot_be_written(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    outcome = fedloom_("export", finished_run, "--client", "client-001", "--out", "file/model.safetensors")
+    check_refused(outcome, UnusableFolder, "file/model.safetensors cannot be written")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_export_in_an_unknown_format(fedloom_: Fedloom, finished_run: Path) -> None:
+    outcome = fedloom_("export", finished_run, "--client", "client-001", "--format", "pickle")
+    check_refused(outcome, InvalidConfig, "'pickle'", "safetensors")
+
+
+# -- as a program -------------------------------------------------------------------------------------------
+
+
+def test_as_a_program(tiny_file: Path, tmp_path: Path) -> None:
+    """A process of its own: run, then run again into the same folder."""
+
+    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "fedloom.cli", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    run = program("run", str(tiny_file), "method=local", "run.folder=mine")
+    assert run.returncode == 0 and run.stderr == "" and "local on digits" in run.stdout
+    before = everything(tmp_path / "mine")
+    again = program("run", str(tiny_file), "method=local", "run.folder=mine")
+    assert again.returncode == UnusableFolder.exit_code and again.stderr.count("\n") == 1 and "already holds a run" in again.stderr
+    assert everything(tmp_path / "mine") == before
+
+
+def test_the_settings_of_a_finished_run_are_the_ones_it_was_given(finished_run: Path, tiny: Callable[..., Settings]) -> None:
+    assert config.from_table(config.read_toml(finished_run / "config.toml")) == tiny("method=fedavg")
