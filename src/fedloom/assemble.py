@@ -6,7 +6,7 @@ import json
 import platform
 import subprocess
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ from fedloom.training.local import Pixels
 def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
     """Run a federation from its beginning into a new folder."""
     store = Store(folder)
-    if (folder / "config.toml").exists():
-        raise UnusableFolder(f"{folder} already holds a run. Continue it with `fedloom resume {folder}`, or choose another run.folder")
+    _refuse_used(folder)  # before the data set is read
+    if settings.data.name != "digits":  # a resume may start in another directory
+        settings = replace(settings, data=replace(settings.data, folder=str(Path(settings.data.folder).absolute())))
     return _execute(settings, store, watcher, resumed=False)
 
 
@@ -45,13 +46,22 @@ def resume_run(folder: Path, watcher: Watcher) -> RunResult:
     """Continue a stopped run; a finished one gives its result again."""
     if not (folder / "config.toml").exists():
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
-    return _execute(from_table(read_toml(folder / "config.toml")), Store(folder), watcher, resumed=True)
+    try:
+        settings = from_table(read_toml(folder / "config.toml"))
+    except InvalidConfig as error:
+        raise DamagedRun(f"{folder / 'config.toml'} is damaged: {error}", folder=str(folder)) from error
+    return _execute(settings, Store(folder), watcher, resumed=True)
+
+
+def _refuse_used(folder: Path) -> None:
+    if (folder / "config.toml").exists() or (folder / "state" / "server.safetensors").exists():
+        raise UnusableFolder(f"{folder} already holds a run. Continue it with `fedloom resume {folder}`, or choose another run.folder")
 
 
 def free_folder(name: str) -> Path:
     """runs/NAME, or runs/NAME-2, … when that is taken."""
     number, folder = 1, Path("runs") / name
-    while folder.exists() and any(folder.iterdir()):
+    while folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         number += 1
         folder = Path("runs") / f"{name}-{number}"
     return folder
@@ -69,6 +79,7 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
         if resumed:
             split = _saved_split(store, settings, dataset)
         else:
+            _refuse_used(folder=store.folder)  # again, now that nobody else can write here
             store.save_split(split.to_arrays(), _fingerprint(dataset))
             store.write_text("config.toml", to_toml(settings))  # last: from here on the folder is a run
         federation = Federation(dataset, split, device)
@@ -87,6 +98,7 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
                 test_examples=len(split.part("test", numbers[entry.client])),
             )
 
+        seconds, over = _so_far(store)
         facts = {"method": settings.method, "space": settings.space, "dataset": settings.data.name, "protocol": settings.protocol}
         run = Run(
             method=method,
@@ -97,7 +109,8 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
             facts={**facts, "environment": environment(device)},
             describe_client=describe_client,
             checkpoint_every=settings.run.checkpoint_every,
-            seconds_before=_seconds_so_far(store),
+            seconds_before=seconds,
+            over=over,
         )
         link = InlineLink(method, federation.names, federation.data_of, store, describe_model(settings, dataset), run.record)
         return run.execute(link)
@@ -143,8 +156,10 @@ def _device(settings: Settings) -> torch.device:
 
 def _fingerprint(dataset: Dataset) -> dict[str, Any]:
     """Enough to notice that a run is resumed on other data."""
-    crc = zlib.crc32(dataset.test.labels.tobytes(), zlib.crc32(dataset.train.labels.tobytes()))
-    return {"dataset": dataset.name, "train": len(dataset.train.labels), "test": len(dataset.test.labels), "labels": crc}
+    checksum = 0
+    for array in (dataset.train.images, dataset.train.labels, dataset.test.images, dataset.test.labels):
+        checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
+    return {"dataset": dataset.name, "train": len(dataset.train.labels), "test": len(dataset.test.labels), "checksum": checksum}
 
 
 def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
@@ -158,11 +173,13 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
     return Split.from_arrays(dict(arrays))
 
 
-def _seconds_so_far(store: Store) -> float:
+def _so_far(store: Store) -> tuple[float, bool]:
+    """Seconds spent before a resume, and whether the run was finished."""
     try:
-        return float(json.loads(store.read_text("result.json"))["cost"]["seconds"])
+        result = json.loads(store.read_text("result.json"))
+        return float(result["cost"]["seconds"]), bool(result["finished"])
     except (DamagedRun, ValueError, KeyError, TypeError):
-        return 0.0  # no result was written yet
+        return 0.0, False  # no result was written yet
 
 
 def _known(accuracy: float | None) -> float:

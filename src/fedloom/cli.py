@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,17 +15,16 @@ from rich.table import Table
 import fedloom
 from fedloom import config
 from fedloom.assemble import free_folder, load_model, new_run, resume_run
-from fedloom.core.errors import FedloomError, InvalidConfig, UnusableFolder
+from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
 from fedloom.data.readers import DATASETS
+from fedloom.engine.files import write_file
 from fedloom.engine.store import Store
 from fedloom.methods.base import METHODS
 from fedloom.report.live import LiveView
 from fedloom.report.tables import client_table, summary
 from fedloom.spaces.base import SPACES
-
-INTERRUPTED = 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=fedloom.__doc__)
 console = Console()
@@ -42,25 +42,26 @@ def run(
 ) -> None:
     """Run a federation on this machine."""
     changes = list(overrides or [])
-    if "=" in source:  # `fedloom run method=fedavg` changes the quickstart
+    if "=" in source and not Path(source).is_file():  # `fedloom run method=fedavg` changes the quickstart
         changes, source = [source, *changes], ""
     source = source or "quickstart"
     settings = config.load(source, changes)
     folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
-    with LiveView(console) as view:
-        result = new_run(settings, folder, view)
-    _say(result, folder)
+    _watch(folder, lambda view: new_run(settings, folder, view))
 
 
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a stopped run")]) -> None:
     """Continue a stopped run; finished rounds are not repeated."""
-    with LiveView(console) as view:
-        result = resume_run(folder, view)
-    _say(result, folder)
+    _watch(folder, lambda view: resume_run(folder, view))
 
 
-def _say(result: RunResult, folder: Path) -> None:
+def _watch(folder: Path, work: Callable[[LiveView], RunResult]) -> None:
+    try:
+        with LiveView(console) as view:
+            result = work(view)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped. Continue with `fedloom resume {folder}`") from None
     console.print(client_table(result))
     _print(summary(result))
     _print(f"The result is in {folder}/result.json, the personal models in {folder}/clients/")
@@ -107,6 +108,8 @@ def export(
     """Write a client's personal model to a file that describes itself: architecture, classes, normalisation."""
     if format != "safetensors":
         raise InvalidConfig(f"There is no export format {format!r}. Known: safetensors")
+    if not (folder / "config.toml").exists():
+        raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
     source = Store(folder).model_path(client)
     if not source.exists():
         known = sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
@@ -114,11 +117,7 @@ def export(
         raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
     network, facts = load_model(source)  # proves that the file is whole before it is handed on
     target = out or Path(f"{client}.safetensors")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-    except OSError as error:
-        raise UnusableFolder(f"{target} cannot be written ({error.strerror})") from error
+    write_file(target, source.read_bytes())
     parameters = sum(parameter.numel() for parameter in network.parameters())
     _print(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes")
 
@@ -131,12 +130,9 @@ def main() -> None:
         app(arguments, standalone_mode=True)
     except FedloomError as error:
         if trace:
-            raise
+            traceback.print_exc()
         print(f"fedloom: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("fedloom: stopped; continue with `fedloom resume RUN`", file=sys.stderr)
-        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ One rule: a name picks a component, and a table of that name holds its settings.
 
 from __future__ import annotations
 
+import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -123,9 +125,12 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise InvalidConfig(f"{key}: {name} is a single setting, not a table", key=key)
     try:
-        table[leaf] = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        table[leaf] = text  # a bare word is text
+        parsed = {"value": text}  # a bare word is text
+    if len(parsed) > 1:
+        raise InvalidConfig(f"{override!r} sets more than one key: write one key=value per argument", key=key)
+    table[leaf] = parsed["value"]
 
 
 def _fill(kind: type, table: Any, where: str) -> Any:
@@ -150,20 +155,32 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise InvalidConfig(f"{key} must be a list such as [1, 2], got {value!r}", key=key)
-        return tuple(_checked(f"{key}[{index}]", part, get_args(hint)[0], {}) for index, part in enumerate(value))
+        return tuple(_checked(f"{key}[{index}]", part, get_args(hint)[0], limits) for index, part in enumerate(value))
     if hint is float and type(value) is int:
         value = float(value)
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
         raise InvalidConfig(f"{key} must be {names[hint]}, got {value!r}", key=key)
-    choices, low, high = limits.get("choices") or (), limits.get("low"), limits.get("high")
+    if isinstance(value, str) and not _is_text(value):
+        raise InvalidConfig(f"{key} is not readable text: {value!r}", key=key)
+    choices, low, high = limits["choices"], limits["low"], limits["high"]
     if choices and value not in choices:
         raise InvalidConfig(f"{key} must be one of {', '.join(choices)}; got {value!r}", key=key)
-    # Written so that NaN is refused too.
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        wanted = " and ".join([f"at least {low:g}"] * (low is not None) + [f"at most {high:g}"] * (high is not None))
-        raise InvalidConfig(f"{key} must be {wanted}, got {value!r}", key=key)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidConfig(f"{key} must be a finite number, got {value!r}", key=key)
+    if (low is not None and value < low) or (high is not None and value > high):
+        bounds = [f"at least {low:g}"] if low is not None else []
+        bounds += [f"at most {high:g}"] if high is not None else []
+        raise InvalidConfig(f"{key} must be {' and '.join(bounds)}, got {value!r}", key=key)
     return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # -- writing and explaining --------------------------------------------------------
@@ -189,8 +206,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, but for this one
     return repr(value)
 
 

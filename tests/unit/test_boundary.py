@@ -14,7 +14,7 @@ from fedloom.core.messages import Instruction, Report, frozen, payload_bytes
 
 MANIFEST = {
     "update": Upload("a change", like="weights"),
-    "coverage": Upload("where", like="weights", compact=True),
+    "coverage": Upload("where", like="weights", counts=True),
     "examples": Upload("how many"),
 }
 WEIGHTS = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}

@@ -30,7 +30,10 @@ class Architecture:
         try:
             if not (space and colon):
                 raise ValueError
-            return cls(space, tuple(int(gene) for gene in genes.split("-")))
+            architecture = cls(space, tuple(int(gene) for gene in genes.split("-")))
+            if architecture.id != text:  # one architecture, one text
+                raise ValueError
+            return architecture
         except ValueError:
             raise InvalidArchitecture(
                 f"{text!r} is not an architecture: write SPACE:choice-choice-…, for example toy:2-0-1", text=text

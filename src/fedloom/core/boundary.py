@@ -16,13 +16,15 @@ from fedloom.core.messages import Array, Arrays, Instruction, Report, payload_by
 class Upload:
     """One field a method's reports may carry. Adding one is a privacy decision.
 
-    ``like`` names the instruction's group of arrays whose names and shapes the field must repeat; without it the field
-    is one finite number. With ``compact`` an axis along which all values are equal may be sent with length 1.
+    ``like`` names the instruction's group of arrays whose names, shapes and types the field must repeat; without it the field
+    is one finite number, at least ``low``. With ``counts`` the arrays hold whole numbers from 0 on, and an axis along which
+    all of them are equal may be sent with length 1.
     """
 
     meaning: str
     like: str | None = None
-    compact: bool = False
+    counts: bool = False
+    low: float = 0.0
 
 
 Manifest = Mapping[str, Upload]
@@ -45,31 +47,46 @@ def release(report: Report, instruction: Instruction, manifest: Manifest) -> Rel
     if extra:
         declared = ", ".join(sorted(manifest)) or "nothing"
         raise UndeclaredUpload(f"{who}: {', '.join(extra)} may not leave the client; the method declares {declared}", fields=extra)
+    missing = sorted(set(manifest) - set(report.arrays) - set(report.facts))
+    if missing and (report.arrays or report.facts):
+        raise BadReport(f"{who}: {', '.join(missing)} is missing; a report carries every declared field or none", fields=missing)
     for name, arrays in report.arrays.items():
         _check_arrays(f"{who}: {name}", arrays, instruction, manifest[name])
     for name, value in report.facts.items():
-        if manifest[name].like is not None:
-            raise BadReport(f"{who}: {name} must be arrays like the instruction's {manifest[name].like}", field=name)
-        if isinstance(value, str) or not math.isfinite(value):
-            raise BadReport(f"{who}: {name} is {value!r}, which is not a finite number", field=name)
+        _check_fact(f"{who}: {name}", value, manifest[name])
     return Released(report, payload_bytes(report))
+
+
+def _check_fact(where: str, value: object, upload: Upload) -> None:
+    if upload.like is not None:
+        raise BadReport(f"{where} must be arrays like the instruction's {upload.like}")
+    if type(value) not in (int, float) or not abs(value) < math.inf:  # type: ignore[arg-type]
+        raise BadReport(f"{where} is {value!r}, which is not a finite number")
+    if value < upload.low:  # type: ignore[operator]
+        raise BadReport(f"{where} is {value!r}, it must be at least {upload.low:g}")
 
 
 def _check_arrays(where: str, arrays: Arrays, instruction: Instruction, upload: Upload) -> None:
     if upload.like is None:
         raise BadReport(f"{where} must be one number, not arrays")
-    model = instruction.arrays[upload.like]
+    model = instruction.arrays.get(upload.like)
+    if model is None:
+        raise BadReport(f"{where} has nothing to be compared with: the instruction carried no {upload.like}")
     if set(arrays) != set(model):
         odd = sorted(set(arrays) ^ set(model))[0]
         raise BadReport(f"{where} must name the same arrays as the instruction's {upload.like}; {odd!r} differs", array=odd)
     for name, array in arrays.items():
-        if not _fits(array, model[name], upload.compact):
-            raise BadReport(f"{where}[{name}] has shape {array.shape}, expected {model[name].shape}", array=name)
-        if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and not np.isfinite(array).all()):
-            raise BadReport(f"{where}[{name}] holds values that are not finite numbers", array=name)
+        if not isinstance(array, np.ndarray) or not _fits(array, model[name], upload.counts):
+            raise BadReport(f"{where}[{name}] has shape {np.shape(array)}, expected {model[name].shape}", array=name)
+        if upload.counts and (array.dtype.kind not in "biu" or (array.dtype.kind == "i" and array.min(initial=0) < 0)):
+            raise BadReport(f"{where}[{name}] must hold whole numbers from 0 on", array=name)
+        if not upload.counts and array.dtype != model[name].dtype:
+            raise BadReport(f"{where}[{name}] has type {array.dtype}, expected {model[name].dtype}", array=name)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BadReport(f"{where}[{name}] holds values that are not finite; did training diverge? Lower training.rate", array=name)
 
 
-def _fits(array: Array, model: Array, compact: bool) -> bool:
+def _fits(array: Array, model: Array, counts: bool) -> bool:
     if array.shape == model.shape:
         return True
-    return compact and array.ndim == model.ndim and all(have in (1, want) for have, want in zip(array.shape, model.shape, strict=True))
+    return counts and array.ndim == model.ndim and all(have in (1, want) for have, want in zip(array.shape, model.shape, strict=True))

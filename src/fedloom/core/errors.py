@@ -59,6 +59,12 @@ class DamagedRun(FedloomError):
     exit_code = 9
 
 
+class Interrupted(FedloomError):
+    """Stopped by the keyboard; what was computed is kept."""
+
+    exit_code = 130
+
+
 class UnusableFolder(FedloomError):
     """A run folder that cannot be written, or is in use by another process."""
 

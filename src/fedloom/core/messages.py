@@ -45,6 +45,7 @@ def payload_bytes(message: Instruction | Report) -> int:
 
 def frozen(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     """The same arrays, read-only: several clients share one message and none may change it for the others."""
-    for array in arrays.values():
-        array.setflags(write=False)
-    return dict(arrays)
+    views = {name: array.view() for name, array in arrays.items()}
+    for view in views.values():
+        view.setflags(write=False)
+    return views

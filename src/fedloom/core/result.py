@@ -36,7 +36,32 @@ class LedgerEntry:
 
     @classmethod
     def from_json(cls, line: str) -> LedgerEntry:
-        return cls(**{**json.loads(line), "uploads": tuple(json.loads(line)["uploads"])})
+        """Raises ValueError or TypeError for anything ``to_json`` did not write."""
+        values = json.loads(line)
+        for name, kinds in _KINDS.items():
+            if type(values.get(name)) not in kinds:
+                raise ValueError(f"{name} is {values.get(name)!r}")
+        return cls(**{**values, "uploads": tuple(values["uploads"])})
+
+
+_NUMBER, _MAYBE = (int, float), (int, float, type(None))
+_KINDS: dict[str, tuple[type, ...]] = {
+    "client": (str,),
+    "round": (int,),
+    "final": (bool,),
+    "bytes_down": (int,),
+    "bytes_up": (int,),
+    "uploads": (list,),
+    "seconds": (dict,),
+    "architecture": (str,),
+    "validation_accuracy": _MAYBE,
+    "test_accuracy": _MAYBE,
+    "trained_macs": (int,),
+    "evaluated_architectures": (int,),
+    "peak_memory_mb": _NUMBER,
+    "process_memory_mb": _NUMBER,
+    "notes": (dict,),
+}
 
 
 @dataclass

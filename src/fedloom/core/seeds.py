@@ -14,7 +14,7 @@ def derive_seed(*address: int | str) -> int:
     True
     """
     # repr keeps 1 and "1" apart, and a separator inside a part cannot imitate two parts.
-    text = "/".join(repr(part) for part in address)
+    text = "/".join(repr(part) if isinstance(part, str) else repr(int(part)) for part in address)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

@@ -18,6 +18,8 @@ from safetensors.numpy import save as save_tensors
 from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.messages import Array, Arrays
 
+DIGEST = 32  # hexadecimal digits in front of the facts
+
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace a file in one step: a reader, or a run killed at any moment, sees the old content or the new, never a part."""
@@ -29,7 +31,9 @@ def write_file(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _settle(path.parent)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise unwritable(path, error) from error
 
 
@@ -46,9 +50,10 @@ def append_lines(path: Path, lines: list[str]) -> None:
 
 def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
     """Arrays as safetensors, facts as JSON in its header, and a digest over both."""
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps(dict(facts), sort_keys=True)
-    write_file(path, save_tensors(whole, metadata={"facts": text, "digest": _digest(whole, text)}))
+    # One key: safetensors writes several in a random order, and equal content should be equal bytes.
+    write_file(path, save_tensors(whole, metadata={"fedloom": _digest(whole, text) + text}))
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -61,22 +66,32 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         raise DamagedRun(f"{path} cannot be read ({error.strerror})", path=str(path)) from error
     try:
         (length,) = struct.unpack("<Q", data[:8])
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        content = json.loads(data[8 : 8 + length])["__metadata__"]["fedloom"]
+        digest, text = content[:DIGEST], content[DIGEST:]
         arrays = load_tensors(data)
-        if metadata["digest"] != _digest(arrays, metadata["facts"]):
+        if digest != _digest(arrays, text):
             raise ValueError("the digest does not match")
-        return arrays, json.loads(metadata["facts"])
+        return arrays, json.loads(text)
     except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:
         cure = "Restore it from a copy, or start the run again in another folder"
         raise DamagedRun(f"{path} is damaged ({error}). {cure}", path=str(path)) from error
 
 
 def _digest(arrays: Arrays, text: str) -> str:
-    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    digest = hashlib.blake2b(text.encode(), digest_size=DIGEST // 2)
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
+        digest.update(np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _settle(folder: Path) -> None:
+    """Make a replaced name survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def unwritable(path: Path, error: OSError) -> UnusableFolder:

@@ -37,6 +37,7 @@ class Run:
     ledger: Ledger = field(default_factory=Ledger)
     waiting: list[LedgerEntry] = field(default_factory=list)  # entries not yet in the ledger file
     seconds_before: float = 0.0
+    over: bool = False  # the run was finished before; its result stays as it was written
 
     def record(self, entry: LedgerEntry) -> None:
         self.waiting.append(entry)
@@ -48,6 +49,8 @@ class Run:
         state = state if saved is None else saved
         self.store.rewind_ledger(rounds_over=self.method.finished(state))
         self.ledger.add(self.store.read_ledger())
+        if self.over:
+            return self._result(state.round, True, self.seconds_before)
         clock = time.perf_counter()
         if saved is None:
             self.store.save_state(state, state.round)
@@ -75,9 +78,12 @@ class Run:
         self.waiting.clear()
 
     def _write_result(self, round: int, finished: bool, seconds: float) -> RunResult:
-        clients = tuple(self.describe_client(self.ledger.final[name]) for name in sorted(self.ledger.final))
-        result = RunResult(
-            rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=seconds, seed=self.seed, **self.facts
-        )
+        result = self._result(round, finished, seconds)
         self.store.write_text("result.json", result.to_json() + "\n")
         return result
+
+    def _result(self, round: int, finished: bool, seconds: float) -> RunResult:
+        clients = tuple(self.describe_client(self.ledger.final[name]) for name in sorted(self.ledger.final))
+        return RunResult(
+            rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=seconds, seed=self.seed, **self.facts
+        )

@@ -77,7 +77,8 @@ class Store:
                 arrays[item.name] = value
             else:
                 facts[item.name] = value
-        write_arrays(self.folder / "state" / "server.safetensors", arrays, {"round": round, "fields": facts})
+        facts = {"state": type(state).__name__, "round": round, "fields": facts}
+        write_arrays(self.folder / "state" / "server.safetensors", arrays, facts)
         self.checkpoint = round
 
     def load_state(self, template: State) -> State | None:
@@ -86,20 +87,14 @@ class Store:
         if not path.exists():
             return None
         arrays, facts = read_arrays(path)
-        values: dict[str, Any] = {}
         try:
-            for item in fields(template):  # type: ignore[arg-type]
-                named = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{item.name}/")}
-                if isinstance(getattr(template, item.name), dict):
-                    values[item.name] = frozen(named)
-                elif item.name in arrays:
-                    values[item.name] = arrays[item.name]
-                else:
-                    values[item.name] = facts["fields"][item.name]
+            if facts["state"] != type(template).__name__:
+                raise ValueError(f"it holds a {facts['state']}, not a {type(template).__name__}")
+            values = {item.name: _restored(item.name, getattr(template, item.name), arrays, facts) for item in fields(template)}  # type: ignore[arg-type]
             self.checkpoint = int(facts["round"])
             return type(template)(**values)
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRun(f"{path} does not hold the state of this method ({error})", path=str(path)) from error
+            raise DamagedRun(f"{path} does not hold the state of this run's method and settings: {error}", path=str(path)) from error
 
     def save_split(self, arrays: Arrays, facts: dict[str, Any]) -> None:
         write_arrays(self.folder / "state" / "split.safetensors", arrays, facts)
@@ -145,7 +140,7 @@ class Store:
 
     def save_memory(self, client: str, round: int, memory: ClientMemory) -> None:
         """Keep this round's memory, and of the earlier ones those that a resume from the last checkpoint would need."""
-        if not (memory.arrays or memory.facts):
+        if not (memory.arrays or memory.facts or self._memory_rounds(client)):
             return
         write_arrays(self._memory_path(client, round), memory.arrays, memory.facts)
         before = [number for number in self._memory_rounds(client) if number < self.checkpoint]
@@ -166,3 +161,17 @@ class Store:
 
     def save_model(self, client: str, model: PersonalModel, description: dict[str, Any]) -> None:
         write_arrays(self.model_path(client), model.arrays, {**description, "architecture": model.architecture})
+
+
+def _restored(name: str, model: Any, arrays: dict[str, Any], facts: dict[str, Any]) -> Any:
+    """One field of a state, of the kind, names and shapes that ``model`` has."""
+    if isinstance(model, dict):  # in the model's order: the file's is its own
+        named = {key: arrays[f"{name}/{key}"] for key in model}
+        odd = [key for key in model if named[key].shape != model[key].shape]
+        if odd:
+            raise ValueError(f"{odd[0]} has shape {named[odd[0]].shape}, not {model[odd[0]].shape}")
+        return frozen(named)
+    if hasattr(model, "dtype"):
+        return frozen({name: arrays[name]})[name]
+    value = facts["fields"][name]
+    return tuple(value) if isinstance(model, tuple) else value

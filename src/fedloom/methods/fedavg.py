@@ -42,7 +42,7 @@ class FedAvg:
 
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared network", like="weights"),
-        "examples": Upload("number of training examples, the client's weight in the average"),
+        "examples": Upload("number of training examples, the client's weight in the average", low=1),
     }
 
     # -- server ---------------------------------------------------------------

@@ -60,8 +60,8 @@ class PerFedSDE:
 
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the supernet", like="weights"),
-        "coverage": Upload("which entries of the supernet were trained; it shows the outline of the archive", like="weights", compact=True),
-        "examples": Upload("number of training examples, the client's weight in the average"),
+        "coverage": Upload("which entries of the supernet were trained; it shows the outline of the archive", like="weights", counts=True),
+        "examples": Upload("number of training examples, the client's weight in the average", low=1),
     }
 
     # -- server ---------------------------------------------------------------

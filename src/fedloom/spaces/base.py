@@ -92,11 +92,11 @@ class SearchSpace(ABC):
         choices = np.array(parent.choices)
         active = self.active(choices)
         chosen = (rng.random(len(choices)) < probability) & active
+        chosen = chosen & (self.sizes > 1)
         if not chosen.any():
-            chosen[rng.choice(np.flatnonzero(active))] = True
-        # A shift by 1..size-1 is a different choice by construction; genes with one choice cannot change.
-        shift = 1 + rng.integers(np.maximum(self.sizes - 1, 1))
-        changed = np.where(chosen & (self.sizes > 1), (choices + shift) % self.sizes, choices)
+            chosen[rng.choice(np.flatnonzero(active & (self.sizes > 1)))] = True
+        shift = 1 + rng.integers(np.maximum(self.sizes - 1, 1))  # 1..size-1: a different choice by construction
+        changed = np.where(chosen, (choices + shift) % self.sizes, choices)
         return self.canonical(np.where(active, changed, rng.integers(self.sizes)))
 
     def crossover(self, first: Architecture, second: Architecture, rng: np.random.Generator) -> Architecture:
@@ -113,7 +113,7 @@ class SearchSpace(ABC):
     def decode(self, genes: npt.ArrayLike) -> Architecture:
         """The nearest architecture; always valid."""
         top = self.sizes - 1
-        return self.canonical(np.clip(np.rint(np.asarray(genes) * top), 0, top).astype(int))
+        return self.canonical(np.clip(np.rint(np.nan_to_num(np.asarray(genes, float)) * top), 0, top).astype(int))
 
     def check(self, architecture: Architecture) -> None:
         """Raise InvalidArchitecture, naming the gene and its allowed values."""

@@ -78,7 +78,7 @@ class MobileNetV3(SearchSpace):
 
     def __init__(self, settings: MobileNetV3Settings, image: ImageShape) -> None:
         if len(settings.strides) != STAGES or not set(settings.strides) <= {1, 2}:
-            raise InvalidConfig(f"mobilenetv3.strides must be five numbers, each 1 or 2; got {list(settings.strides)}")
+            raise InvalidConfig(f"mobilenetv3.strides must be {STAGES} numbers, each 1 or 2; got {list(settings.strides)}")
         self.settings, self.image = settings, image
         # One cache per space; outlines are asked for at every training step.
         self._outline = lru_cache(maxsize=4096)(self._make_outline)

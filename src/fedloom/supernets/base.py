@@ -83,9 +83,11 @@ class Supernet(ABC, Generic[Space]):
         """For each parameter, the axes of which architectures may use a part: those whose region is not written ``slice(None)``."""
         draw = rng(0, "elastic axes")
         found: dict[str, tuple[bool, ...]] = {}
-        while set(found) != set(self.shapes):  # a few draws name every parameter
+        for _ in range(10_000):  # a few draws name every parameter
+            if set(found) == set(self.shapes):
+                return found
             found |= {name: tuple(part != slice(None) for part in region) for name, region in self.regions(self.space.sample(draw)).items()}
-        return found
+        raise ValueError(f"no architecture uses {sorted(set(self.shapes) - set(found))}")
 
     def coverage(self, steps: Mapping[Architecture, int]) -> dict[str, Tensor]:
         """How many steps trained each entry. Axes that are always used whole have length 1 (compact: it broadcasts)."""

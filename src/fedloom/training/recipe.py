@@ -11,7 +11,7 @@ from fedloom.core.settings import setting
 @dataclass(frozen=True)
 class TrainingSettings:
     epochs: int = setting(5, "local epochs per participation (for perfedsde: one per search iteration)", low=1)
-    batch: int = setting(50, "examples per step", low=1)
+    batch: int = setting(50, "examples per step", low=2)
     rate: float = setting(0.05, "learning rate of SGD at the start", low=0)
     schedule: str = setting("cosine", "how the rate falls over all rounds", choices=("cosine", "constant"))
     momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
@@ -22,7 +22,7 @@ class TrainingSettings:
     cutout: int = setting(8, "augmentation: side of a random square that is blanked; 0 is off", low=0)
     calibration: int = setting(256, "training images on which normalisation statistics are measured before scoring", low=2)
     finetune_epochs: int = setting(10, "epochs of local fine-tuning at the end; 0 is off", low=0)
-    finetune_rates: tuple[float, ...] = setting((0.02, 0.005, 0.001), "rates tried for it; the best on validation data is kept")
+    finetune_rates: tuple[float, ...] = setting((0.02, 0.005, 0.001), "rates tried for it; the best on validation data is kept", low=0)
 
 
 def falling(rate: float, done: float, schedule: str) -> float:

@@ -84,6 +84,11 @@ class Scorer:
 
 
 def _measure(logits: Tensor, labels: Tensor) -> Tensor:
-    """(2,) accuracy and cross-entropy, in float64 so that shares of small sets compare exactly."""
+    """(2,) accuracy and cross-entropy, in float64 so that shares of small sets compare exactly.
+
+    A network that diverged scores 0 and infinity: its argmax would be the first class, which may well be the client's commonest.
+    """
+    loss = F.cross_entropy(logits, labels).double()
+    alive = loss.isfinite()
     hits = (logits.argmax(1) == labels).double().mean()
-    return torch.stack([hits, F.cross_entropy(logits, labels).double()])
+    return torch.stack([torch.where(alive, hits, 0.0), torch.where(alive, loss, torch.inf)])
