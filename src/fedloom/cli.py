@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def run(
 ) -> None:
     """Run a federation on this machine."""
     changes = list(overrides or [])
-    if "=" in source and not Path(source).is_file():  # `fedloom run method=fedavg` changes the quickstart
+    if "=" in source and not os.path.isfile(source):  # `fedloom run method=fedavg` changes the quickstart
         changes, source = [source, *changes], ""
     source = source or "quickstart"
     settings = config.load(source, changes)
@@ -61,7 +62,8 @@ def _watch(folder: Path, work: Callable[[LiveView], RunResult]) -> None:
         with LiveView(console) as view:
             result = work(view)
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped. Continue with `fedloom resume {folder}`") from None
+        begun = (folder / "config.toml").exists()
+        raise Interrupted(f"stopped. Continue with `fedloom resume {folder}`" if begun else "stopped before the run began") from None
     console.print(client_table(result))
     _print(summary(result))
     _print(f"The result is in {folder}/result.json, the personal models in {folder}/clients/")

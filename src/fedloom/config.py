@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -111,7 +112,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise InvalidConfig(f"There is no file {path}", path=str(path)) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidConfig(f"{path} is not a readable TOML file: {error}", path=str(path)) from error
 
 
@@ -126,7 +127,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
             raise InvalidConfig(f"{key}: {name} is a single setting, not a table", key=key)
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # TOMLDecodeError, or more digits than Python reads
         parsed = {"value": text}  # a bare word is text
     if len(parsed) > 1:
         raise InvalidConfig(f"{override!r} sets more than one key: write one key=value per argument", key=key)
@@ -157,7 +158,7 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
             raise InvalidConfig(f"{key} must be a list such as [1, 2], got {value!r}", key=key)
         return tuple(_checked(f"{key}[{index}]", part, get_args(hint)[0], limits) for index, part in enumerate(value))
     if hint is float and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
         raise InvalidConfig(f"{key} must be {names[hint]}, got {value!r}", key=key)

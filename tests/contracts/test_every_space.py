@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.seeds import rng
-from fedloom.spaces.base import SearchSpace
+from fedloom.spaces.base import Choices, Cost, Gene, SearchSpace
 
 DRAWS = 60
+
+
+class Toy(SearchSpace):
+    """Five genes, of which one decides something."""
+
+    name = "toy"
+    genes = tuple(Gene(f"gene {index}", values) for index, values in enumerate([(3,), (5,), (1, 2, 4), (7,), (9,)]))
+    named: Mapping[str, Architecture] = {}
+    architectures = 3
+
+    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
+        return np.ones(5, bool)
+
+    def cost(self, architecture: Architecture) -> Cost:
+        return Cost(1, 1, 1)
 
 
 def some(space: SearchSpace, count: int = DRAWS) -> list[Architecture]:
@@ -52,6 +69,15 @@ def test_the_least_mutation_changes_one_gene(space: SearchSpace) -> None:
         child = space.mutate(parent, draw, 0.0)
         both = space.active(parent.choices) & space.active(child.choices)
         assert (np.array(parent.choices) != child.choices)[both].sum() == 1
+
+
+def test_a_mutant_differs_also_where_most_genes_have_one_choice() -> None:
+    space, draw = Toy(), rng("toy")
+    for parent in {space.sample(draw) for _ in range(DRAWS)}:
+        for probability in (0.0, 0.5, 1.0):
+            child = space.mutate(parent, draw, probability)
+            space.check(child)
+            assert child != parent and child.choices[:2] == child.choices[3:] == (0, 0)
 
 
 def test_genes_that_come_to_life_are_drawn_afresh(space: SearchSpace) -> None:
@@ -100,7 +126,7 @@ def test_genes_without_effect_have_one_encoding(space: SearchSpace) -> None:
         assert not space.encode(architecture)[asleep].any()
 
 
-@pytest.mark.parametrize("kind", ["normal", "wide", "low", "high", "infinite"])
+@pytest.mark.parametrize("kind", ["normal", "wide", "low", "high", "infinite", "no numbers"])
 def test_any_noise_decodes_to_something_valid(space: SearchSpace, kind: str) -> None:
     draw, genes = rng("noise", kind), len(space.genes)
     for _ in range(DRAWS):
@@ -110,6 +136,7 @@ def test_any_noise_decodes_to_something_valid(space: SearchSpace, kind: str) -> 
             "low": np.full(genes, -3.0),
             "high": np.full(genes, 3.0),
             "infinite": draw.choice([np.inf, -np.inf], genes),
+            "no numbers": draw.choice([np.nan, 0.7], genes),
         }[kind]
         space.check(space.decode(noise))
 

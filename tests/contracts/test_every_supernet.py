@@ -190,6 +190,14 @@ def test_compact_axes_are_those_that_everybody_uses_whole(supernet: Supernet[Any
                 assert length == size or positions(part, size) == set(range(size)), name
 
 
+def test_a_parameter_that_nobody_uses_is_named_and_not_waited_for(supernet: Supernet[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(supernet.__dict__, "shapes", {"everybody's": (2,), "nobody's": (2,)})
+    monkeypatch.setattr(supernet, "regions", lambda architecture: {"everybody's": (slice(1),)})
+    monkeypatch.setattr(supernet.space, "sample", lambda draw: None)
+    with pytest.raises(ValueError, match=r"no architecture uses \[\"nobody's\"\]"):
+        supernet.coverage({})
+
+
 def test_every_entry_is_reached_by_some_architecture(supernet: Supernet[Any]) -> None:
     draw = rng("reach")
     counts = supernet.coverage(dict.fromkeys([*supernet.space.named.values(), *(supernet.space.sample(draw) for _ in range(60))], 1))

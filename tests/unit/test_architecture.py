@@ -21,13 +21,20 @@ def test_parse_undoes_id(choices: tuple[int, ...]) -> None:
     assert Architecture.parse(architecture.id) == architecture
 
 
-@pytest.mark.parametrize("text", ["", "toy", "toy:", ":1-2", "toy:1-x", "toy:1--2", "toy:-1-2", "toy:1.5", "1-2"])
+@pytest.mark.parametrize("text", ["", "toy", "toy:", ":1-2", "toy:1-x", "toy:1--2", "toy:-1-2", "toy:1.5", "1-2", "toy:a:1"])
 def test_other_texts_are_refused_and_quoted(text: str) -> None:
     with pytest.raises(InvalidArchitecture, match="SPACE:choice-choice") as caught:
         Architecture.parse(text)
     assert repr(text) in str(caught.value)
     assert caught.value.facts["text"] == text
     assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("text", ["toy:01-2", "toy:+1-2", "toy: 1-2", "toy:1-2 ", "toy:1-2\n", "toy:1_0-2", "toy:١-2", "toy:-0-2"])
+def test_there_is_one_text_for_one_architecture(text: str) -> None:
+    """Python reads all of these as numbers."""
+    with pytest.raises(InvalidArchitecture, match="SPACE:choice-choice"):
+        Architecture.parse(text)
 
 
 def test_it_is_a_value() -> None:

@@ -102,8 +102,20 @@ def test_settings_of_components_that_are_not_used_are_kept() -> None:
         ("training.finetune_rates=0.1", ("training.finetune_rates must be a list such as [1, 2], got 0.1",)),
         ("training.finetune_rates=[0.1, 'x']", ("training.finetune_rates[1] must be a number, got 'x'",)),
         ("perfedsde.mutation=1.5", ("perfedsde.mutation must be at least 0 and at most 1, got 1.5",)),
-        ("training.momentum=nan", ("training.momentum must be at least 0 and at most 1, got nan",)),
-        ("training.momentum=inf", ("training.momentum must be at least 0 and at most 1, got inf",)),
+        ("perfedsde.mutation=-0.1", ("perfedsde.mutation must be at least 0 and at most 1, got -0.1",)),
+        ("rounds=0", ("rounds must be at least 1, got 0",)),
+        ("seed=-1", ("seed must be at least 0, got -1",)),
+        ("training.batch=1", ("training.batch must be at least 2, got 1",)),  # batch normalisation needs two
+        ("training.momentum=nan", ("training.momentum must be a finite number, got nan",)),
+        ("training.momentum=inf", ("training.momentum must be a finite number, got inf",)),
+        ("training.rate=inf", ("training.rate must be a finite number, got inf",)),  # where there is no upper limit
+        ("split.alpha=nan", ("split.alpha must be a finite number, got nan",)),
+        ("training.finetune_rates=[0.1, nan]", ("training.finetune_rates[1] must be a finite number, got nan",)),
+        ("training.finetune_rates=[inf]", ("training.finetune_rates[0] must be a finite number, got inf",)),
+        ("training.finetune_rates=[0.1, 0, -1]", ("training.finetune_rates[2] must be at least 0, got -1.0",)),
+        ("training.finetune_rates=[true]", ("training.finetune_rates[0] must be a number, got True",)),
+        pytest.param("training.rate=1" + "0" * 400, ("training.rate must be",), id="beyond floats"),
+        pytest.param("seed=1" + "0" * 5000, ("seed must be",), id="more digits than Python reads"),
         ("protocol=dirty", ("protocol must be one of clean, paper; got 'dirty'",)),
         ("data.name=cifar", ("data.name must be one of digits, cifar10", "got 'cifar'")),
         ("method=fedavgg", ("There is no method named 'fedavgg'", "Did you mean 'fedavg'?", "perfedsde")),
@@ -112,6 +124,10 @@ def test_settings_of_components_that_are_not_used_are_kept() -> None:
         ("participants=9", ("participants is 9", "only 8 clients")),
         ("rounds", ("'rounds' is not an override", "key=value")),
         ("=3", ("'=3' is not an override", "key=value")),
+        ("rounds=3\nclients=5", ("'rounds=3\\nclients=5' sets more than one key", "one key=value per argument")),
+        ("rounds=3\n[training]\nrate=1", ("sets more than one key",)),
+        ("run.folder=a\udcffb", ("run.folder is not readable text: 'a\\udcffb'",)),  # how Python reads bytes that are no UTF-8
+        ("method=\ud800", ("method is not readable text: '\\ud800'",)),
         ("training=3", ("training is a table of settings, not a value", "training.KEY=VALUE")),
         ("perfedsde=3", ("perfedsde is a table of settings, not a value", "perfedsde.KEY=VALUE")),
         ("method.name=fedavg", ("method", "{'name': 'fedavg'}")),
@@ -138,7 +154,7 @@ def test_participants_may_be_all_clients() -> None:
     assert load(None, ["participants=8"]).participants == 8
 
 
-@pytest.mark.parametrize("text", [b"rounds = \n", b"rounds = 3\nrounds = 4\n", b"method = \xff\n"])
+@pytest.mark.parametrize("text", [b"rounds = \n", b"rounds = 3\nrounds = 4\n", b"method = \xff\n", b"seed = 1" + b"0" * 5000])
 def test_an_unreadable_file_is_named(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(text)
@@ -194,6 +210,14 @@ def test_every_changed_setting_survives_the_round_trip() -> None:
     )
     assert changed.data.folder == 'a "b" c\\d'
     assert round_trip(changed) == changed
+
+
+@pytest.mark.parametrize("text", [*map(chr, range(32)), *map(chr, range(127, 160)), "a\rb", "\x1b[0m", "\r\n", "\u2028\ufeff"])
+def test_control_characters_survive_the_round_trip(text: str, tmp_path: Path) -> None:
+    settings = from_table({"run": {"folder": text}})
+    assert settings.run.folder == text and round_trip(settings) == settings
+    (tmp_path / "config.toml").write_bytes(to_toml(settings).encode())
+    assert from_table(read_toml(tmp_path / "config.toml")) == settings
 
 
 def test_read_toml_gives_the_table(tmp_path: Path) -> None:

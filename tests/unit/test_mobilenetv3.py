@@ -108,7 +108,7 @@ def test_activations_grow_with_the_map_and_not_with_the_classes() -> None:
 # -- settings ----------------------------------------------------------------
 @pytest.mark.parametrize("strides", [(2, 2, 2, 1), (2, 2, 2, 1, 2, 1), (2, 2, 3, 1, 2), (0, 1, 1, 1, 1), ()])
 def test_impossible_strides_are_refused(strides: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidConfig, match="strides must be five numbers, each 1 or 2"):
+    with pytest.raises(InvalidConfig, match="strides must be 5 numbers, each 1 or 2"):
         space_of(strides=strides)
 
 

@@ -76,6 +76,39 @@ def test_a_line_is_read_back_as_it_was() -> None:
         assert LedgerEntry.from_json(line) == entry
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, None) for name in json.loads(ENTRY.to_json()) if not name.endswith("_accuracy")),
+        *(("client", 3), ("round", "1"), ("round", 1.0), ("round", True), ("final", 0), ("final", "no"), ("bytes_up", 1.5)),
+        *(("uploads", {}), ("uploads", "update"), ("seconds", []), ("seconds", 1.5), ("architecture", 5), ("test_accuracy", "0.5")),
+        *(("validation_accuracy", True), ("trained_macs", "many"), ("peak_memory_mb", "3.5"), ("process_memory_mb", []), ("notes", [])),
+        ("unheard_of", 1),
+    ],
+)
+def test_a_line_with_a_value_of_another_type_is_refused(name: str, value: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=name):
+        LedgerEntry.from_json(json.dumps({**json.loads(ENTRY.to_json()), name: value}))
+
+
+@pytest.mark.parametrize("name", json.loads(ENTRY.to_json()))
+def test_a_line_with_a_value_missing_is_refused(name: str) -> None:
+    line = {key: value for key, value in json.loads(ENTRY.to_json()).items() if key != name}
+    with pytest.raises((ValueError, TypeError), match=name):
+        LedgerEntry.from_json(json.dumps(line))
+
+
+@pytest.mark.parametrize("line", ["", "{", "5", "null", "[]", '"x"'])
+def test_a_line_that_is_no_entry_is_refused(line: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        LedgerEntry.from_json(line)
+
+
+def test_whole_numbers_are_numbers() -> None:
+    changes = {"validation_accuracy": 1, "test_accuracy": 0, "peak_memory_mb": 3, "process_memory_mb": 200}
+    assert LedgerEntry.from_json(json.dumps({**json.loads(ENTRY.to_json()), **changes})) == replace(ENTRY, **changes)
+
+
 def test_the_schema_key_by_key() -> None:
     written = json.loads(result().to_json())
     top = "schema method space dataset protocol seed rounds finished accuracy clients cost uploads environment"

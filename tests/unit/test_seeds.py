@@ -35,6 +35,12 @@ def test_every_part_counts() -> None:
     assert len({derive_seed(*address) for address in addresses}) == len(addresses)
 
 
+def test_the_numbers_of_numpy_are_numbers() -> None:
+    for kind in (np.int64, np.int32, np.uint8, np.intp):
+        assert derive_seed(kind(3), "a", kind(0)) == derive_seed(3, "a", 0)
+    assert rng(np.int64(7)).random() == rng(7).random()
+
+
 def test_seeds_fit_63_bits_and_use_them() -> None:
     seeds = [derive_seed(number) for number in range(500)]
     assert len(set(seeds)) == 500

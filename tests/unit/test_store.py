@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from fedloom.core.client_site import ClientMemory, PersonalModel
 from fedloom.core.errors import DamagedRun, UnusableFolder
@@ -46,20 +48,34 @@ class State:
     round: int
     rate: float
     name: str
+    picks: tuple[int, ...]
     scores: np.ndarray
     weights: dict[str, np.ndarray]
     momenta: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class OtherState:
+class OtherState(State):
+    """The same fields: only its name tells it apart."""
+
+
+@dataclass(frozen=True)
+class SmallState:
+    """Of its fields all are in a State."""
+
     round: int
-    architecture: str
+    name: str
 
 
 def a_state(round: int = 3) -> State:
     weights = {"stem": np.arange(6, dtype=np.float32).reshape(2, 3), "a/b": np.array([True, False]), "empty": np.zeros((0, 4), np.int8)}
-    return State(round, 0.1, "näme with \"quotes\"\n", np.array([[1, 2], [3, -4]], np.int64), weights, {})
+    return State(round, 0.1, "näme with \"quotes\"\n", (1, 2), np.array([[1, 2], [3, -4]], np.int64), weights, {})
+
+
+def a_template(**changes: Any) -> State:
+    """What a method starts with: the same names and shapes, other values."""
+    zeros = {name: np.zeros_like(array) for name, array in a_state().weights.items()}
+    return replace(State(0, 0.0, "", (), np.zeros(0), zeros, {}), **changes)
 
 
 def a_memory(number: int) -> ClientMemory:
@@ -111,27 +127,55 @@ def test_a_crash_before_the_replacement_leaves_the_old_file(tmp_path: Path, monk
     assert path.read_bytes() == b"newest" and os.listdir(tmp_path) == ["file"]
 
 
-def test_data_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_reach_the_disk_before_the_name_does_and_the_name_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     fsync, replace_file = os.fsync, os.replace
-    monkeypatch.setattr(files.os, "fsync", lambda number: (order.append("fsync"), fsync(number)))
-    monkeypatch.setattr(files.os, "replace", lambda a, b: (order.append("replace"), replace_file(a, b)))
+
+    def note_fsync(number: int) -> None:
+        order.append("folder" if stat.S_ISDIR(os.fstat(number).st_mode) else "data")
+        fsync(number)
+
+    def note_replace(source: Path, target: Path) -> None:
+        order.append("name")
+        replace_file(source, target)
+
+    monkeypatch.setattr(files.os, "fsync", note_fsync)
+    monkeypatch.setattr(files.os, "replace", note_replace)
     write_file(tmp_path / "file", b"data")
+    assert order == ["data", "name", "folder"]
     append_lines(tmp_path / "lines", ["a"])
-    assert order == ["fsync", "replace", "fsync"]
+    assert order[3:] == ["data"]
 
 
-@pytest.mark.parametrize("write", [lambda path: write_file(path, b"x"), lambda path: append_lines(path, ["x"])])
+@pytest.mark.parametrize("moment", ["replace", "fsync"])
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(28, "No space left on device")])
-def test_a_write_that_fails_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None], error: OSError
+def test_a_write_that_fails_is_a_sentence_and_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, error: OSError
 ) -> None:
-    def fail(number: int) -> None:
+    def fail(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(files.os, "fsync", fail)
+    write_file(tmp_path / "file", b"old")
+    monkeypatch.setattr(files.os, moment, fail)
     with pytest.raises(UnusableFolder, match=f"{re.escape(str(tmp_path / 'file'))} cannot be written \\({error.strerror}\\).*run.folder"):
-        write(tmp_path / "file")
+        write_file(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_lines_that_cannot_be_added_are_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "lines").mkdir()
+    with pytest.raises(UnusableFolder, match=f"{re.escape(str(tmp_path / 'lines'))} cannot be written \\(Is a directory\\).*run.folder"):
+        append_lines(tmp_path / "lines", ["a"])
+
+
+def test_a_place_under_a_file_or_taken_by_a_folder_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UnusableFolder, match=r"file/new cannot be written"):
+        write_file(tmp_path / "file" / "new", b"data")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UnusableFolder, match=r"folder cannot be written \(Is a directory\)"):
+        write_file(tmp_path / "folder", b"data")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"] and (tmp_path / "file").read_text() == "mine"
 
 
 def test_lines_are_added(tmp_path: Path) -> None:
@@ -170,6 +214,28 @@ def test_arrays_of_any_memory_layout_come_back(tmp_path: Path) -> None:
     assert (arrays["turned"] == array.T).all() and (arrays["every second"] == array[:, ::2]).all()
 
 
+def test_arrays_without_axes_keep_their_shape(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "file", {"scalar": np.array(3.0, np.float32), "one": np.ones(1)}, {})
+    arrays, _ = read_arrays(tmp_path / "file")
+    assert (arrays["scalar"].shape, arrays["scalar"].dtype, arrays["scalar"][()], arrays["one"].shape) == ((), np.float32, 3, (1,))
+
+
+def test_equal_content_is_equal_bytes(tmp_path: Path) -> None:
+    a, b, facts = np.arange(6).reshape(2, 3), np.ones(4, bool), {"x": 1, "y": {"p": 2, "q": 3}}
+    write_arrays(tmp_path / "one", {"a": a, "b": b}, facts)
+    write_arrays(tmp_path / "two", {"b": b.copy(), "a": np.asfortranarray(a)}, {"y": {"q": 3, "p": 2}, "x": 1})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_the_header_is_a_digest_and_the_facts(whole: Path) -> None:
+    """Other programs read these files: the layout is a promise."""
+    data = whole.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert set(header) == {"__metadata__", "a", "b", "none"} and set(header["__metadata__"]) == {"fedloom"}
+    content = header["__metadata__"]["fedloom"]
+    assert re.fullmatch("[0-9a-f]{32}", content[:32]) and json.loads(content[32:]) == read_arrays(whole)[1]
+
+
 def test_any_flipped_bit_is_noticed(whole: Path) -> None:
     """In the length, the header, the padding and the data."""
     good = whole.read_bytes()
@@ -200,6 +266,13 @@ def test_swapped_arrays_are_noticed(tmp_path: Path) -> None:
         read_arrays(path)
 
 
+def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    for number, metadata in enumerate([None, {}, {"format": "pt"}, {"fedloom": ""}, {"fedloom": "0" * 32 + "{}"}]):
+        (tmp_path / str(number)).write_bytes(safetensors.numpy.save({"a": np.ones(2)}, metadata=metadata))
+        with pytest.raises(DamagedRun, match=f"{re.escape(str(tmp_path / str(number)))} is damaged"):
+            read_arrays(tmp_path / str(number))
+
+
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(DamagedRun, match=f"{re.escape(str(tmp_path / 'no'))} is missing"):
         read_arrays(tmp_path / "no")
@@ -215,43 +288,80 @@ def test_a_state_comes_back_whole(store: Store) -> None:
     store.save_state(state, 3)
     assert store.checkpoint == 3
     again = Store(store.folder)
-    got = again.load_state(replace(a_state(), round=0, name="", weights={}, scores=np.zeros(0)))
+    got = again.load_state(a_template())
     assert got is not None and again.checkpoint == 3
-    assert (got.round, got.rate, got.name, got.momenta) == (3, 0.1, state.name, {})
+    assert (got.round, got.rate, got.name, got.picks, got.momenta) == (3, 0.1, state.name, (1, 2), {})
     assert got.scores.dtype == np.int64 and (got.scores == state.scores).all()
     assert set(got.weights) == set(state.weights)
     for name, array in state.weights.items():
         assert got.weights[name].dtype == array.dtype and got.weights[name].shape == array.shape and (got.weights[name] == array).all()
 
 
+@pytest.mark.parametrize("turn", [sorted, lambda names: sorted(names, reverse=True)])
+def test_named_arrays_come_back_in_the_order_of_the_template(store: Store, turn: Callable[[Any], list[str]]) -> None:
+    """Sums over them depend on it, and a file has an order of its own."""
+    store.save_state(a_state(), 3)
+    weights = a_template().weights
+    got = store.load_state(a_template(weights={name: weights[name] for name in turn(weights)}))
+    assert list(got.weights) == turn(weights) and (got.weights["stem"] == a_state().weights["stem"]).all()
+
+
+def test_an_array_without_axes_comes_back(store: Store) -> None:
+    store.save_state(replace(a_state(), scores=np.array(3.0)), 3)
+    got = store.load_state(a_template(scores=np.array(0.0)))
+    assert got.scores.shape == () and got.scores == 3
+
+
 def test_the_round_of_a_state_is_the_checkpoint_whatever_the_state_calls_it(store: Store) -> None:
     store.save_state(a_state(round=7), 2)
     again = Store(store.folder)
-    assert again.load_state(a_state()).round == 7 and again.checkpoint == 2
+    assert again.load_state(a_template()).round == 7 and again.checkpoint == 2
 
 
-def test_loaded_weights_cannot_be_changed(store: Store) -> None:
+def test_loaded_arrays_cannot_be_changed(store: Store) -> None:
     """They go into messages that several clients share."""
     store.save_state(a_state(), 3)
-    with pytest.raises(ValueError, match="read-only"):
-        store.load_state(a_state()).weights["stem"][0, 0] = 1
+    got = store.load_state(a_template())
+    for array in (got.scores, *got.weights.values()):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 1
 
 
 def test_no_state_yet(store: Store) -> None:
-    assert store.load_state(a_state()) is None and store.checkpoint == 0
+    assert store.load_state(a_template()) is None and store.checkpoint == 0
 
 
-def test_the_state_of_another_method_is_refused(store: Store) -> None:
+@pytest.mark.parametrize("template", [OtherState(**vars(a_template())), SmallState(0, "")])
+def test_the_state_of_another_method_is_refused(store: Store, template: Any) -> None:
     store.save_state(a_state(), 3)
-    with pytest.raises(DamagedRun, match=r"server\.safetensors does not hold the state of this method"):
-        store.load_state(OtherState(0, ""))
+    words = rf"server\.safetensors does not hold the state of this run's .*: it holds a State, not a {type(template).__name__}"
+    again = Store(store.folder)
+    with pytest.raises(DamagedRun, match=words) as caught:
+        again.load_state(template)
+    assert caught.value.facts == {"path": str(store.folder / "state" / "server.safetensors")} and again.checkpoint == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        pytest.param({"stem": np.zeros((3, 2), np.float32)}, r"stem has shape \(2, 3\), not \(3, 2\)", id="turned"),
+        pytest.param({"stem": np.zeros((2, 3, 1), np.float32)}, r"stem has shape \(2, 3\), not \(2, 3, 1\)", id="one axis more"),
+        pytest.param({"head": np.zeros(2)}, "head", id="one more"),
+        pytest.param({"stem": None}, "stem", id="one less"),
+    ],
+)
+def test_the_state_of_another_network_is_refused(store: Store, change: dict[str, Any], word: str) -> None:
+    store.save_state(a_state(), 3)
+    weights = {name: array for name, array in {**a_template().weights, **change}.items() if array is not None}
+    with pytest.raises(DamagedRun, match=rf"server\.safetensors does not hold the state of this run's .*{word}"):
+        Store(store.folder).load_state(a_template(weights=weights))
 
 
 def test_a_damaged_state_is_refused(store: Store) -> None:
     store.save_state(a_state(), 3)
     flipped(store.folder / "state" / "server.safetensors", -1, 0)
     with pytest.raises(DamagedRun, match=r"server\.safetensors is damaged"):
-        store.load_state(a_state())
+        store.load_state(a_template())
 
 
 def test_a_split_comes_back(store: Store) -> None:
@@ -288,7 +398,7 @@ def test_a_torn_last_line_is_dropped_wherever_it_is_torn(store: Store) -> None:
         assert list(store.read_ledger()) == entries(0)
 
 
-@pytest.mark.parametrize("line", ["{", "5", '{"client": "x"}', '{"client": "x", "uploads": []}', "\udcff"])
+@pytest.mark.parametrize("line", ["", "{", "5", "null", "[]", '"x"', '{"client": "x"}', '{"client": "x", "uploads": []}', "\udcff"])
 def test_a_damaged_line_in_the_middle_is_named_by_its_number(store: Store, line: str) -> None:
     store.folder.mkdir()
     good = [entry.to_json() for entry in entries(0, 0)]
@@ -383,6 +493,13 @@ def test_half_written_and_foreign_files_are_no_memories(store: Store) -> None:
 def test_a_method_without_memory_writes_none(store: Store) -> None:
     store.save_memory("client-0", 1, ClientMemory())
     assert not store.client_folder("client-0").exists()
+
+
+def test_a_memory_that_was_emptied_stays_empty(store: Store) -> None:
+    store.save_memory("client-0", 0, a_memory(1))
+    store.save_memory("client-0", 1, ClientMemory())
+    assert store.load_memory("client-0", 2) == ClientMemory()
+    assert memory_number(store.load_memory("client-0", 1)) == 1  # asked again for the round that emptied it
 
 
 def test_a_personal_model_describes_itself(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -264,6 +265,24 @@ def test_scores_rank_by_accuracy_then_loss_then_choices() -> None:
     for order in ([4, 3, 2, 1, 0], [2, 0, 4, 1, 3], [3, 2, 1, 0, 4]):
         assert best_first([ranked[index] for index in order]) == ranked
     assert min(Score(0.5, 0.3), Score(0.5, 0.2), Score(0.4, 0.0), key=lambda score: score.rank) == Score(0.5, 0.2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_network_that_diverged_scores_nothing_and_ranks_last(supernet: MobileNetV3Supernet, value: float) -> None:
+    """Its argmax is the first class; where most examples are of that class, it must not win."""
+    examples = Examples(examples_of(12).images, torch.zeros(12, dtype=torch.int64))
+    scorer, architecture, nothing = Scorer(supernet, PIXELS, 6), supernet.space.named["smallest"], Score(0.0, np.inf)
+    weights = perturbed(supernet)
+    for name in ("stem.conv.weight", "classifier.bias"):
+        dead = {**weights, name: torch.full_like(weights[name], value)}
+        assert scorer.score_subnets(dead, [architecture], examples, examples_of(12)) == [Scored(architecture, nothing)]
+        plain = supernet.plain(dead, architecture)
+        assert scorer.score_network(plain, architecture, scorer.calibrate(plain, architecture, examples), examples) == nothing
+
+    alive = Scored(Architecture("toy", (9,)), Score(0.0, 50.0))  # nothing right either, but it computes
+    ruins = [Scored(Architecture("toy", (choice,)), Score(0.0, np.inf)) for choice in range(3)]
+    for order in itertools.permutations([alive, *ruins]):
+        assert best_first(order) == [alive, *ruins]
 
 
 @pytest.mark.parametrize(("count", "expected"), [(2, [0, 9]), (4, [0, 3, 6, 9]), (10, [*range(10)]), (99, [*range(10)])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,8 +61,10 @@ def release(report: Report, instruction: Instruction, manifest: Manifest) -> Rel
 def _check_fact(where: str, value: object, upload: Upload) -> None:
     if upload.like is not None:
         raise BadReport(f"{where} must be arrays like the instruction's {upload.like}")
-    if type(value) not in (int, float) or not abs(value) < math.inf:  # type: ignore[arg-type]
+    if type(value) not in (int, float) or value != value or abs(value) == math.inf:  # type: ignore[arg-type]
         raise BadReport(f"{where} is {value!r}, which is not a finite number")
+    if abs(value) > sys.float_info.max:  # type: ignore[arg-type]
+        raise BadReport(f"{where} is a number of more than 308 digits")  # which Python may refuse to write down
     if value < upload.low:  # type: ignore[operator]
         raise BadReport(f"{where} is {value!r}, it must be at least {upload.low:g}")
 
@@ -72,12 +75,16 @@ def _check_arrays(where: str, arrays: Arrays, instruction: Instruction, upload: 
     model = instruction.arrays.get(upload.like)
     if model is None:
         raise BadReport(f"{where} has nothing to be compared with: the instruction carried no {upload.like}")
+    if not isinstance(arrays, Mapping):
+        raise BadReport(f"{where} must be named arrays, not {type(arrays).__name__}")
     if set(arrays) != set(model):
         odd = sorted(set(arrays) ^ set(model))[0]
         raise BadReport(f"{where} must name the same arrays as the instruction's {upload.like}; {odd!r} differs", array=odd)
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) or not _fits(array, model[name], upload.counts):
-            raise BadReport(f"{where}[{name}] has shape {np.shape(array)}, expected {model[name].shape}", array=name)
+        if not isinstance(array, np.ndarray):
+            raise BadReport(f"{where}[{name}] is no array but {type(array).__name__}", array=name)
+        if not _fits(array, model[name], upload.counts):
+            raise BadReport(f"{where}[{name}] has shape {array.shape}, expected {model[name].shape}", array=name)
         if upload.counts and (array.dtype.kind not in "biu" or (array.dtype.kind == "i" and array.min(initial=0) < 0)):
             raise BadReport(f"{where}[{name}] must hold whole numbers from 0 on", array=name)
         if not upload.counts and array.dtype != model[name].dtype:

@@ -38,6 +38,8 @@ class LedgerEntry:
     def from_json(cls, line: str) -> LedgerEntry:
         """Raises ValueError or TypeError for anything ``to_json`` did not write."""
         values = json.loads(line)
+        if not isinstance(values, dict):
+            raise TypeError(f"{line!r} is no entry")
         for name, kinds in _KINDS.items():
             if type(values.get(name)) not in kinds:
                 raise ValueError(f"{name} is {values.get(name)!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from operator import index
 
 import numpy as np
 
@@ -14,7 +15,7 @@ def derive_seed(*address: int | str) -> int:
     True
     """
     # repr keeps 1 and "1" apart, and a separator inside a part cannot imitate two parts.
-    text = "/".join(repr(part) if isinstance(part, str) else repr(int(part)) for part in address)
+    text = "/".join(repr(str(part)) if isinstance(part, str) else repr(index(part)) for part in address)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def write_file(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
         _settle(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # its folder may be the file that is in the way
+            temporary.unlink()
         raise unwritable(path, error) from error
 
 

@@ -47,7 +47,8 @@ class Run:
         state = self.method.start(self.seed)
         saved = self.store.load_state(state)
         state = state if saved is None else saved
-        self.store.rewind_ledger(rounds_over=self.method.finished(state))
+        if not self.over:
+            self.store.rewind_ledger(rounds_over=self.method.finished(state))
         self.ledger.add(self.store.read_ledger())
         if self.over:
             return self._result(state.round, True, self.seconds_before)

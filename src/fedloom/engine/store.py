@@ -167,6 +167,9 @@ def _restored(name: str, model: Any, arrays: dict[str, Any], facts: dict[str, An
     """One field of a state, of the kind, names and shapes that ``model`` has."""
     if isinstance(model, dict):  # in the model's order: the file's is its own
         named = {key: arrays[f"{name}/{key}"] for key in model}
+        more = sorted(key for key in arrays if key.startswith(f"{name}/") and key.removeprefix(f"{name}/") not in model)
+        if more:
+            raise ValueError(f"it holds {more[0]}, which is not part of it")
         odd = [key for key in model if named[key].shape != model[key].shape]
         if odd:
             raise ValueError(f"{odd[0]} has shape {named[odd[0]].shape}, not {model[odd[0]].shape}")

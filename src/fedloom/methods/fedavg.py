@@ -83,6 +83,6 @@ class FedAvg:
             rates = bench.rates(instruction.round, bench.training.epochs)
             trained = bench.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
             update = bench.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
-        _, diary = bench.keep(site, architecture, trained.weights, trained.macs)
+        diary, _ = bench.test(site, architecture, trained.weights, trained.macs)
         report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
         return Answer(report, diary=diary)

@@ -121,7 +121,7 @@ class PerFedSDE:
         with site.clock("train"):
             update = bench.arrays({name: tensor - received[name] for name, tensor in weights.items()})
             coverage = self._coverage(steps)
-        _, diary = bench.keep(site, best, bench.supernet.plain(weights, best), macs)
+        diary, _ = bench.test(site, best, bench.supernet.plain(weights, best), macs)
         stored = sum(tensor.numel() for tensor in weights.values())
         diary = replace(
             diary,

@@ -34,6 +34,7 @@ class LiveView:
 
     def begin(self, rounds: int, clients: int, done: int) -> None:
         self._rounds, self._clients, self._first = rounds, clients, done
+        self._started = time.monotonic()
         self._tasks = {
             "rounds": self._progress.add_task("rounds", total=rounds, completed=done, news=""),
             "final": self._progress.add_task("personal models", total=clients, news=""),

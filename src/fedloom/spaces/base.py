@@ -113,7 +113,7 @@ class SearchSpace(ABC):
     def decode(self, genes: npt.ArrayLike) -> Architecture:
         """The nearest architecture; always valid."""
         top = self.sizes - 1
-        return self.canonical(np.clip(np.rint(np.nan_to_num(np.asarray(genes, float)) * top), 0, top).astype(int))
+        return self.canonical(np.clip(np.rint(np.nan_to_num(np.asarray(genes, float), posinf=1, neginf=0) * top), 0, top).astype(int))
 
     def check(self, architecture: Architecture) -> None:
         """Raise InvalidArchitecture, naming the gene and its allowed values."""

@@ -16,6 +16,7 @@ from fedloom.core.messages import Arrays
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Supernet, Weights
+from fedloom.supernets.elastic import Statistics
 from fedloom.training.local import Pixels, Trainer
 from fedloom.training.recipe import TrainingSettings, falling
 from fedloom.training.scoring import Score, Scorer
@@ -102,14 +103,19 @@ class Bench:
 
     def keep(self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int) -> tuple[PersonalModel, Diary]:
         """A trained network as the client's personal model, with its accuracies."""
+        diary, statistics = self.test(site, architecture, plain, macs)
+        arrays = self.arrays(plain)
+        for name, (mean, variance) in statistics.items():
+            arrays |= self.arrays({f"{name}.running_mean": mean, f"{name}.running_var": variance})
+        return PersonalModel(architecture.id, arrays), diary
+
+    def test(self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int) -> tuple[Diary, Statistics]:
+        """What a network achieves at its client, for the client's diary, and the statistics it was tested with."""
         data = site.data
         with site.clock("test"):
             statistics = self.scorer.calibrate(plain, architecture, data.train)
             validation = self.scorer.score_network(plain, architecture, statistics, data.validation)
             test = self.scorer.score_network(plain, architecture, statistics, data.test)
-        arrays = self.arrays(plain)
-        for name, (mean, variance) in statistics.items():
-            arrays |= self.arrays({f"{name}.running_mean": mean, f"{name}.running_var": variance})
         stored = sum(tensor.numel() for tensor in plain.values())
         diary = Diary(
             architecture=architecture.id,
@@ -118,4 +124,4 @@ class Bench:
             trained_macs=macs,
             peak_memory_mb=self.training_memory_mb(architecture, stored, len(data.train)),
         )
-        return PersonalModel(architecture.id, arrays), diary
+        return diary, statistics

@@ -1,0 +1,77 @@
+"""What the README and the how-to pages show, done. Runs are shrunk by further overrides; every command is otherwise as printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedloom import cli, config
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def shrinking() -> list[str]:
+    """The settings of tests/tiny.toml as overrides, but for what a snippet is about."""
+    tiny = tomllib.loads((ROOT / "tests" / "tiny.toml").read_text())
+    tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in ("data", "split")}
+    size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds")]
+    return [*size, *(f"{table}.{key}={json.dumps(value)}" for table, values in tables.items() for key, value in values.items())]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```sh" in page.read_text()], ids=lambda page: page.name)
+def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        for number in range(30):
+            pixels = draw.integers(0, 256, (12, 10, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / kind / f"{number}.png")
+    for text in blocks(page, "toml"):
+        (tmp_path / "pictures.toml").write_text(text)
+    commands = [line for block in blocks(page, "sh") for line in block.splitlines() if line.strip()]
+    assert commands
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        if words[0] == "make":  # the Makefile's own targets: running them here would run this test again
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+            continue
+        assert words[0] == "fedloom", command
+        extra = shrinking() if words[1] == "run" else []
+        monkeypatch.setattr(sys, "argv", [*words, *extra])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code, command
+    for code in blocks(page, "python"):
+        exec(compile(code, page.name, "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_quickstart_is_what_the_readme_says() -> None:
+    settings = config.load("quickstart")
+    assert settings.clients == 12
+    assert settings.data.name == "digits"
+    assert settings.method == "perfedsde"
+
+
+def test_every_method_has_a_page() -> None:
+    missing = [entry.name for entry in config.METHODS if not (ROOT / "docs" / "methods" / f"{entry.name}.md").exists()]
+    assert missing == []
