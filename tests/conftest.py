@@ -1,4 +1,4 @@
-"""For every test: one thread, because bit equality holds for one thread count, and the same examples every time."""
+"""For every test: a tiny federation, one thread (bit equality holds for one thread count), and the same examples every time."""
 
 from __future__ import annotations
 
@@ -6,17 +6,44 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported; processes that a test starts inherit it
 
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
+
+from fedloom import config
+from fedloom.config import Settings
+from fedloom.engine.run import Watcher
 
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
+TINY = Path(__file__).parent / "tiny.toml"
+
+
+@pytest.fixture(scope="session")
+def tiny_file() -> Path:
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Settings]:
+    """Settings of a federation that runs in less than a second, with overrides."""
+    return lambda *overrides: config.load(str(TINY), overrides)
+
+
+@pytest.fixture(scope="session")
+def nobody() -> Watcher:
+    """Watches a run and says nothing."""
+
+    def silent(*facts: object, **named: object) -> None:
+        return None
+
+    return SimpleNamespace(begin=silent, participation=silent, round_done=silent, end=silent)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    try:
-        import torch
-    except ImportError:
-        return
     torch.set_num_threads(1)

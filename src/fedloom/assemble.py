@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import fedloom
-from fedloom.config import ENGINES, Settings, from_table, read_toml, to_toml
+from fedloom.config import Settings, from_table, read_toml, to_toml
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
 from fedloom.core.result import ClientResult, LedgerEntry, RunResult
@@ -126,7 +126,6 @@ def make_bench(settings: Settings, dataset: Dataset, device: torch.device) -> Be
         supernet=supernet,
         training=settings.training,
         pixels=Pixels(dataset.mean, dataset.std),
-        clients=settings.clients,
         participants=settings.participants,
         rounds=settings.rounds,
         protocol=settings.protocol,
@@ -144,8 +143,6 @@ def _image_shape(dataset: Dataset) -> ImageShape:
 
 
 def _device(settings: Settings) -> torch.device:
-    if settings.engine not in ENGINES:
-        raise InvalidConfig(f"There is no engine named {settings.engine!r}")
     inline = settings.components["inline"]
     if inline.threads:
         torch.set_num_threads(inline.threads)

@@ -67,7 +67,7 @@ def load(source: str | None, overrides: Sequence[str] = ()) -> Settings:
     return from_table(table)
 
 
-def from_table(table: Mapping[str, Any], where: str = "") -> Settings:
+def from_table(table: Mapping[str, Any]) -> Settings:
     components = component_types()
     own = {name: value for name, value in table.items() if name not in components}
     known = [item.name for item in fields(Settings) if item.name != "components"]

@@ -1,42 +1,15 @@
-"""What equivalence tests share: a tiny federation, nobody watching it, and what of a run folder must be equal."""
+"""What of a run folder must be equal for two runs to be the same."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedloom import config
-from fedloom.config import Settings
 from fedloom.engine.files import read_arrays
-from fedloom.engine.run import Watcher
-
-TINY = Path(__file__).parents[1] / "tiny.toml"
-
-
-@pytest.fixture(scope="session")
-def tiny_file() -> Path:
-    return TINY
-
-
-@pytest.fixture(scope="session")
-def tiny() -> Callable[..., Settings]:
-    """Settings of a federation that runs in less than a second, with overrides."""
-    return lambda *overrides: config.load(str(TINY), overrides)
-
-
-@pytest.fixture(scope="session")
-def nobody() -> Watcher:
-    """Watches a run and says nothing."""
-
-    def silent(*facts: object, **named: object) -> None:
-        return None
-
-    return SimpleNamespace(begin=silent, participation=silent, round_done=silent, end=silent)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,6 @@ class Bench:
     supernet: Supernet[Any]
     training: TrainingSettings
     pixels: Pixels
-    clients: int
     participants: int
     rounds: int
     protocol: str  # clean: validation data select; paper: test data select, as the papers did
