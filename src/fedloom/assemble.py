@@ -72,6 +72,7 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
     device = _device(settings)
     bench = make_bench(settings, dataset, device)
     method = METHODS[settings.method].make(settings.components[settings.method], bench)
+    initial = method.start(settings.seed)
     if not resumed:
         split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed)
     store.claim()
@@ -102,6 +103,7 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
         facts = {"method": settings.method, "space": settings.space, "dataset": settings.data.name, "protocol": settings.protocol}
         run = Run(
             method=method,
+            initial=initial,
             store=store,
             watcher=watcher,
             rounds=settings.rounds,
@@ -186,20 +188,30 @@ def _known(accuracy: float | None) -> float:
 
 
 @cache
+def _commit() -> str:
+    """The commit this code was checked out from, marked when the code has changed since; unknown for an installed package."""
+    code = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(code), *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != code.parents[1]:
+            return "unknown"  # some other repository that this package lies in
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(code))
+        return git("rev-parse", "--short=12", "HEAD") + ("+changed" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, commit and device, as the result records them."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        commit = "unknown"  # installed from a package, or no git
     return {
         "fedloom": fedloom.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "commit": commit,
+        "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +28,7 @@ from fedloom.report.live import LiveView
 from fedloom.report.tables import client_table, summary
 from fedloom.spaces.base import SPACES
 
+typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=fedloom.__doc__)
 console = Console()
 
@@ -48,18 +50,18 @@ def run(
     source = source or "quickstart"
     settings = config.load(source, changes)
     folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
-    _watch(folder, lambda view: new_run(settings, folder, view))
+    _watch(folder, f"{settings.method} on {settings.data.name}, into {folder}", lambda view: new_run(settings, folder, view))
 
 
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a stopped run")]) -> None:
     """Continue a stopped run; finished rounds are not repeated."""
-    _watch(folder, lambda view: resume_run(folder, view))
+    _watch(folder, f"resuming {folder}", lambda view: resume_run(folder, view))
 
 
-def _watch(folder: Path, work: Callable[[LiveView], RunResult]) -> None:
+def _watch(folder: Path, title: str, work: Callable[[LiveView], RunResult]) -> None:
     try:
-        with LiveView(console) as view:
+        with LiveView(console, title) as view:
             result = work(view)
     except KeyboardInterrupt:
         begun = (folder / "config.toml").exists()

@@ -243,7 +243,7 @@ def test_a_full_disk_in_the_middle_of_a_run_loses_no_round(fedloom_: Fedloom, ti
         outcome = fedloom_("run", tiny_file, "method=fedavg", "clients=2", "run.folder=mine")
     assert outcome.code == UnusableFolder.exit_code and "No space left on device" in outcome.err and "Traceback" not in outcome.err
     resumed = fedloom_("resume", "mine")
-    assert resumed.code == 0 and resumed.out.startswith("going on after round 1 of 2\n")
+    assert resumed.code == 0 and "\ngoing on after round 1 of 2\n" in resumed.out
 
 
 def test_a_run_in_use(fedloom_: Fedloom, finished_run: Path) -> None:
@@ -369,7 +369,7 @@ def test_an_interruption_says_how_to_go_on(fedloom_: Fedloom, tiny_file: Path, t
     for outcome in (first, second):
         assert outcome.code == Interrupted.exit_code and outcome.err == "fedloom: stopped. Continue with `fedloom resume runs/tiny`\n"
     third = fedloom_("resume", "runs/tiny")
-    assert third.code == 0 and third.out.startswith("going on after round 1 of 2\n")
+    assert third.code == 0 and "\ngoing on after round 1 of 2\n" in third.out
     assert json.loads((tmp_path / "runs" / "tiny" / "result.json").read_text())["finished"]
 
 
@@ -381,7 +381,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Path]]:
     """What ``run`` would have run, and where."""
     heard: list[tuple[Settings, Path]] = []
 
-    def watch(folder: Path, work: Callable[[None], None]) -> None:
+    def watch(folder: Path, title: str, work: Callable[[None], None]) -> None:
         work(None)
         assert heard[-1][1] == folder
 
@@ -621,3 +621,54 @@ def test_as_a_program(tiny_file: Path, tmp_path: Path) -> None:
 
 def test_the_settings_of_a_finished_run_are_the_ones_it_was_given(finished_run: Path, tiny: Callable[..., Settings]) -> None:
     assert config.from_table(config.read_toml(finished_run / "config.toml")) == tiny("method=fedavg")
+
+
+# -- what a first user meets ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_mistyped_architecture_leaves_the_folder_free(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, method: str) -> None:
+    outcome = fedloom_("run", tiny_file, f"method={method}", f"{method}.architecture=mediun", "run.folder=mine")
+    check_refused(outcome, errors.InvalidArchitecture, "'mediun'", "Did you mean 'medium'?")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("command", "words"), [("resume", "the folder of a stopped run"), ("export", "whose personal model")])
+def test_help_explains_every_argument(fedloom_: Fedloom, command: str, words: str) -> None:
+    outcome = fedloom_(command, "--help")
+    assert words in outcome.out and "\\[" not in outcome.out
+
+
+def test_the_folder_is_named_before_the_first_round(fedloom_: Fedloom, tiny_file: Path) -> None:
+    outcome = fedloom_("run", tiny_file, "method=fedavg", "run.folder=mine")
+    assert outcome.out.startswith("fedavg on digits, into mine\n")
+
+
+def test_a_client_that_breaks_is_named(fedloom_: Fedloom, tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*arguments: object) -> None:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr("fedloom.training.local.Trainer.train_network", no_memory)
+    outcome = fedloom_("run", tiny_file, "method=local", "run.folder=mine")
+    assert outcome.code == errors.ClientFailed.exit_code
+    assert outcome.err == "fedloom: client-000, round 0: MemoryError: no memory left. --trace shows where\n"
+
+
+def test_a_diverged_network_is_not_handed_out(fedloom_: Fedloom, tiny_file: Path) -> None:
+    outcome = fedloom_("run", tiny_file, "method=local", "local.epochs=3", "training.rate=1e18", "run.folder=mine")
+    assert outcome.code == errors.ClientFailed.exit_code and "client-000: training diverged. Lower training.rate" in outcome.err
+
+
+def test_results_selected_on_test_data_say_so(fedloom_: Fedloom, tiny_file: Path) -> None:
+    assert "selected on test data" in fedloom_("run", tiny_file, "method=local", "protocol=paper").out
+    assert "selected on test data" not in fedloom_("run", tiny_file, "method=local").out
+
+
+def test_plain_averaging_sends_no_coverage(fedloom_: Fedloom, tiny_file: Path) -> None:
+    fedloom_("run", tiny_file, "perfedsde.averaging=fedavg", "run.folder=mine")
+    assert json.loads(Path("mine/result.json").read_text())["uploads"] == ["examples", "update"]
+
+
+def test_clients_that_would_hold_the_same_images_are_refused(fedloom_: Fedloom, tiny_file: Path) -> None:
+    outcome = fedloom_("run", tiny_file, "split.test_size=600", "run.folder=mine")
+    check_refused(outcome, InvalidData, "split.test_size is 600, more than half of the 599 images", "Lower it")

@@ -245,7 +245,7 @@ def test_the_cosine_by_hand(done: float, rate: float) -> None:
 
 
 def bench_of(supernet: MobileNetV3Supernet, **changes: Any) -> Bench:
-    whole = Bench(supernet.space, supernet, replace(PLAIN, rate=0.4), PIXELS, 6, 3, 3, "clean", torch.device("cpu"))
+    whole = Bench(supernet.space, supernet, replace(PLAIN, rate=0.4), PIXELS, 3, 3, "clean", torch.device("cpu"))
     return replace(whole, **changes)
 
 

@@ -14,6 +14,8 @@ Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]  # for example parameter name -> values
 Fact = int | float | str
 
+TRAIN, FINISH = "train", "finish"  # what an instruction asks for: a round, or the final participation, after which nothing is sent
+
 
 @dataclass(frozen=True)
 class Instruction:

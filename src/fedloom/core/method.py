@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from fedloom.core.boundary import Manifest
 from fedloom.core.client_site import ClientMemory, ClientSite, Diary, PersonalModel
 from fedloom.core.messages import Instruction, Report
 
-State = TypeVar("State")
+
+class ServerState(Protocol):
+    """A frozen dataclass of arrays, named arrays, numbers and text that counts its rounds; it is saved field by field."""
+
+    @property
+    def round(self) -> int:
+        """Rounds completed."""
+
+
+State = TypeVar("State", bound=ServerState)
 
 
 @dataclass(frozen=True)
@@ -24,13 +33,15 @@ class Answer:
 
 
 class Method(Protocol[State]):
-    """Every function is pure: same inputs, same outputs. State is one frozen dataclass of arrays, numbers and text.
+    """Every function is pure: same inputs, same outputs.
 
     A round is ``plan -> answer (at each client) -> absorb``; ``finished`` ends the rounds. Then every client, drawn before or
-    not, takes part once more: ``farewell`` says what it receives, ``answer`` returns its personal model and an empty report.
+    not, takes part once more: ``farewell`` says what it receives (action FINISH), ``answer`` returns a personal model and an empty report.
     """
 
-    uploads: ClassVar[Manifest]  # every field a Report may carry: the privacy manifest
+    @property
+    def uploads(self) -> Manifest:
+        """Every field a Report may carry: the privacy manifest."""
 
     # -- server ---------------------------------------------------------
     def start(self, seed: int) -> State: ...

@@ -112,7 +112,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """result.json, schema fedloom.result/1. ``mean`` and ``std`` are over clients, of the model chosen on validation data;
+    """result.json, schema fedloom.result/1. ``mean`` and ``std`` are over clients, of the model chosen on validation data (protocol clean);
     ``best_ever_*`` take each client's best test accuracy of the whole run, to compare with papers that report it."""
 
     method: str

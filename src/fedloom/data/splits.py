@@ -142,6 +142,12 @@ def _disjoint(settings: SplitSettings, labels: Labels, clients: int, seed: int) 
 def _overlapping(
     settings: SplitSettings, train_labels: Labels, test_labels: Labels, clients: int, seed: int
 ) -> tuple[list[Positions], list[Positions]]:
+    for name, size, pool in (("size", settings.size, train_labels), ("test_size", settings.test_size, test_labels)):
+        if size > len(pool) / 2:
+            raise InvalidData(
+                f"split.{name} is {size}, more than half of the {len(pool)} images there are: clients would hold nearly the same. Lower it",
+                setting=f"split.{name}",
+            )
     classes = int(max(train_labels.max(), test_labels.max())) + 1
     trains, tests = [], []
     for client in range(clients):

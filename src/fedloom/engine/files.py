@@ -97,4 +97,4 @@ def _settle(folder: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> UnusableFolder:
-    return UnusableFolder(f"{path} cannot be written ({error.strerror}). Make it writable or choose another run.folder", path=str(path))
+    return UnusableFolder(f"{path} cannot be written ({error.strerror}). Make it writable or choose another place (for a run: run.folder)", path=str(path))

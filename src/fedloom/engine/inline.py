@@ -9,8 +9,9 @@ from typing import Any
 
 from fedloom.core.boundary import release
 from fedloom.core.client_site import ClientData, ClientSite
-from fedloom.core.messages import Instruction, Report, payload_bytes
-from fedloom.core.method import Method
+from fedloom.core.errors import ClientFailed, FedloomError
+from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
+from fedloom.core.method import Answer, Method
 from fedloom.core.result import LedgerEntry
 from fedloom.core.settings import setting
 from fedloom.engine.store import Store
@@ -46,7 +47,7 @@ class InlineLink:
     def _visit(self, instruction: Instruction) -> Report:
         name, store = instruction.client, self._store
         site = ClientSite(name, self._data_of(name), store.load_memory(name, instruction.round))
-        answer = self._method.answer(instruction, site)
+        answer = self._answer(instruction, site)
         released = release(answer.report, instruction, self._method.uploads)
         if answer.model is not None:
             store.save_model(name, answer.model, self._description)
@@ -56,7 +57,7 @@ class InlineLink:
             LedgerEntry(
                 client=name,
                 round=instruction.round,
-                final=answer.model is not None,
+                final=instruction.action == FINISH,
                 bytes_down=payload_bytes(instruction),
                 bytes_up=released.bytes,
                 uploads=tuple(sorted({*released.report.arrays, *released.report.facts})),
@@ -67,8 +68,20 @@ class InlineLink:
                 trained_macs=diary.trained_macs,
                 evaluated_architectures=diary.evaluated_architectures,
                 peak_memory_mb=diary.peak_memory_mb,
-                process_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+                process_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
                 notes=diary.notes,
             )
         )
         return released.report
+
+    def _answer(self, instruction: Instruction, site: ClientSite) -> Answer:
+        who = f"{instruction.client}, round {instruction.round}"
+        try:
+            answer = self._method.answer(instruction, site)
+        except FedloomError:
+            raise
+        except Exception as error:
+            raise ClientFailed(f"{who}: {type(error).__name__}: {error}. --trace shows where", client=instruction.client) from error
+        if instruction.action == FINISH and (answer.model is None or answer.report.arrays or answer.report.facts):
+            raise ClientFailed(f"{who}: the final participation must give a personal model and send nothing", client=instruction.client)
+        return answer

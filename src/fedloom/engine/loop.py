@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fedloom.core.messages import Instruction, Report
-from fedloom.core.method import Method
-
-State = TypeVar("State")
+from fedloom.core.method import Method, State
 
 
 class Link(Protocol):

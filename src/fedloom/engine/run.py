@@ -16,7 +16,7 @@ from fedloom.engine.store import Store
 class Watcher(Protocol):
     """Whoever wants to see a run go by."""
 
-    def begin(self, rounds: int, clients: int, done: int) -> None: ...
+    def begin(self, rounds: int, clients: int, rounds_done: int, clients_done: int) -> None: ...
     def participation(self, entry: LedgerEntry) -> None: ...
     def round_done(self, round: int, entries: Sequence[LedgerEntry]) -> None: ...
     def end(self, result: RunResult) -> None: ...
@@ -27,6 +27,7 @@ class Run:
     """A federation ready to run on this machine."""
 
     method: Method[Any]
+    initial: Any  # the method's state before the first round
     store: Store
     watcher: Watcher
     rounds: int
@@ -44,9 +45,8 @@ class Run:
         self.watcher.participation(entry)
 
     def execute(self, link: Link) -> RunResult:
-        state = self.method.start(self.seed)
-        saved = self.store.load_state(state)
-        state = state if saved is None else saved
+        saved = self.store.load_state(self.initial)
+        state = self.initial if saved is None else saved
         if not self.over:
             self.store.rewind_ledger(rounds_over=self.method.finished(state))
         self.ledger.add(self.store.read_ledger())
@@ -55,7 +55,7 @@ class Run:
         clock = time.perf_counter()
         if saved is None:
             self.store.save_state(state, state.round)
-        self.watcher.begin(self.rounds, len(link.clients()), state.round)
+        self.watcher.begin(self.rounds, len(link.clients()), state.round, len(self.ledger.final))
 
         def elapsed() -> float:
             return self.seconds_before + time.perf_counter() - clock

@@ -17,15 +17,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from fedloom.core.client_site import ClientMemory, PersonalModel
 from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.messages import Arrays, frozen
+from fedloom.core.method import State
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.files import append_lines, read_arrays, unwritable, write_arrays, write_file
-
-State = TypeVar("State")
 
 
 class Store:
@@ -166,8 +165,11 @@ class Store:
 def _restored(name: str, model: Any, arrays: dict[str, Any], facts: dict[str, Any]) -> Any:
     """One field of a state, of the kind, names and shapes that ``model`` has."""
     if isinstance(model, dict):  # in the model's order: the file's is its own
-        named = {key: arrays[f"{name}/{key}"] for key in model}
-        more = sorted(key for key in arrays if key.startswith(f"{name}/") and key.removeprefix(f"{name}/") not in model)
+        saved = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+        if not model:  # filled in later rounds
+            return frozen(saved)
+        named = {key: saved[key] for key in model}
+        more = sorted(set(saved) - set(model))
         if more:
             raise ValueError(f"it holds {more[0]}, which is not part of it")
         odd = [key for key in model if named[key].shape != model[key].shape]

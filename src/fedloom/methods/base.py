@@ -1,4 +1,4 @@
-"""The registry of methods, and what a method's server half usually does with clients and seeds."""
+"""The registry of methods."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 from fedloom.core.method import Method
 from fedloom.core.registry import Registry
-
-TRAIN, FINISH = "train", "finish"  # the actions of an instruction: a round, the final participation
 
 # A method is made from its own settings and a training.bench.Bench.
 METHODS: Registry[Callable[..., Method[Any]]] = Registry("method")

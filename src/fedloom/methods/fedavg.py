@@ -12,12 +12,12 @@ from typing import ClassVar
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest, Upload
 from fedloom.core.client_site import ClientSite
-from fedloom.core.messages import Arrays, Instruction, Report, frozen
+from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths import averaging
-from fedloom.methods.base import FINISH, METHODS, TRAIN
+from fedloom.methods.base import METHODS
 from fedloom.training.bench import Bench
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest
 from fedloom.core.client_site import ClientSite
-from fedloom.core.messages import Instruction, Report
+from fedloom.core.messages import FINISH, Instruction, Report
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
-from fedloom.methods.base import FINISH, METHODS
+from fedloom.methods.base import METHODS
 from fedloom.training.bench import Bench
 from fedloom.training.recipe import falling
 
@@ -27,6 +28,7 @@ class LocalSettings:
 class LocalState:
     round: int
     seed: int
+    architecture: str
 
 
 @METHODS.add("local", LocalSettings, "every client trains a fixed network alone; nothing is exchanged")
@@ -39,7 +41,7 @@ class Local:
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> LocalState:
-        return LocalState(0, seed)
+        return LocalState(0, seed, self.bench.space.find(self.settings.architecture, rng(seed, "architecture")).id)
 
     def plan(self, state: LocalState, clients: Sequence[str]) -> list[Instruction]:
         return []
@@ -51,12 +53,13 @@ class Local:
         return True
 
     def farewell(self, state: LocalState, client: str) -> Instruction:
-        return Instruction(client, state.round, FINISH, derive_seed(state.seed, client), facts={"seed": state.seed})
+        facts: dict[str, int | str] = {"seed": state.seed, "architecture": state.architecture}
+        return Instruction(client, state.round, FINISH, derive_seed(state.seed, client), facts=facts)
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
         bench, seed = self.bench, int(instruction.facts["seed"])
-        architecture = bench.space.find(self.settings.architecture, rng(seed, "architecture"))
+        architecture = Architecture.parse(str(instruction.facts["architecture"]))
         plain = bench.tensors(bench.initial_network(seed, architecture))
         rates = [falling(bench.training.rate, e / self.settings.epochs, bench.training.schedule) for e in range(self.settings.epochs)]
         with site.clock("train"):

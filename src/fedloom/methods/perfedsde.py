@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -22,12 +21,12 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite
-from fedloom.core.messages import Arrays, Instruction, Report, frozen
+from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths.averaging import AVERAGING
-from fedloom.methods.base import FINISH, METHODS, TRAIN
+from fedloom.methods.base import METHODS
 from fedloom.training.bench import Bench
 from fedloom.training.scoring import Scored, best_first
 
@@ -58,11 +57,16 @@ class PerFedSDE:
     settings: PerFedSDESettings
     bench: Bench
 
-    uploads: ClassVar[Manifest] = {
-        "update": Upload("what local training changed in the supernet", like="weights"),
-        "coverage": Upload("which entries of the supernet were trained; it shows the outline of the archive", like="weights", counts=True),
-        "examples": Upload("number of training examples, the client's weight in the average", low=1),
-    }
+    @property
+    def uploads(self) -> Manifest:
+        manifest = {
+            "update": Upload("what local training changed in the supernet", like="weights"),
+            "coverage": Upload("which entries of the supernet were trained; the archive's outline", like="weights", counts=True),
+            "examples": Upload("number of training examples, the client's weight in the average", low=1),
+        }
+        if self.settings.averaging == "fedavg":  # does not read it
+            del manifest["coverage"]
+        return manifest
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> PerFedSDEState:
@@ -76,7 +80,7 @@ class PerFedSDE:
         if not reports:
             return replace(state, round=state.round + 1)
         combine = AVERAGING[self.settings.averaging]
-        updates, coverage = [r.arrays["update"] for r in reports], [r.arrays["coverage"] for r in reports]
+        updates, coverage = [r.arrays["update"] for r in reports], [r.arrays.get("coverage", {}) for r in reports]
         mean = combine(updates, coverage, [float(r.facts["examples"]) for r in reports])
         weights = {name: array + mean[name] for name, array in state.weights.items()}
         return replace(state, round=state.round + 1, weights=frozen(weights))
@@ -130,7 +134,8 @@ class PerFedSDE:
             notes={"covered_share": _covered_share(coverage, update), "best_score": population[0].score.accuracy},
         )
         facts = {"examples": len(site.data.train)}
-        report = Report(instruction.client, instruction.round, {"update": update, "coverage": coverage}, facts)
+        arrays = {name: group for name, group in (("update", update), ("coverage", coverage)) if name in self.uploads}
+        report = Report(instruction.client, instruction.round, arrays, facts)
         return Answer(report, self._remember(population), diary)
 
     def _settle(

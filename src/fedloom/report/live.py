@@ -17,8 +17,8 @@ QUIET_SECONDS = 2.0  # between two plain lines
 class LiveView:
     """Shows rounds, then the final participation: who is done, the accuracy so far, the time left."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, title: str = "") -> None:
+        self._console, self._title = console, title
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"))
         self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
@@ -32,15 +32,18 @@ class LiveView:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.stop()
 
-    def begin(self, rounds: int, clients: int, done: int) -> None:
-        self._rounds, self._clients, self._first = rounds, clients, done
+    def begin(self, rounds: int, clients: int, rounds_done: int, clients_done: int = 0) -> None:
+        self._rounds, self._clients, self._first, self._finals = rounds, clients, rounds_done, clients_done
         self._started = time.monotonic()
+        if self._title:
+            self._console.print(self._title, highlight=False, soft_wrap=True, markup=False)
         self._tasks = {
-            "rounds": self._progress.add_task("rounds", total=rounds, completed=done, news=""),
-            "final": self._progress.add_task("personal models", total=clients, news=""),
+            "rounds": self._progress.add_task("rounds", total=rounds, completed=rounds_done, news=""),
+            "final": self._progress.add_task("personal models", total=clients, completed=clients_done, news=""),
         }
-        if done:
-            self._line(f"going on after round {done} of {rounds}", force=True)
+        if rounds_done:
+            models = f" and {clients_done} personal models" if clients_done else ""
+            self._line(f"going on after round {rounds_done} of {rounds}{models}", force=True)
 
     def participation(self, entry: LedgerEntry) -> None:
         accuracy = "" if entry.test_accuracy is None else f" {entry.test_accuracy:.1%}"

@@ -35,9 +35,12 @@ def summary(result: RunResult) -> str:
     mean, std = mean_and_std([client.test_accuracy for client in result.clients])
     ledger = result.ledger
     uploads = ", ".join(sorted(ledger.uploads)) or "nothing"
+    kinds = len({client.architecture for client in result.clients})
+    selected = " (selected on test data, as the papers did)" if result.protocol == "paper" else ""
     return (
-        f"{result.method} on {result.dataset}: test accuracy {mean or 0:.2%} ± {std or 0:.2%} over {len(result.clients)} clients\n"
-        f"{len({client.architecture for client in result.clients})} different architectures; what left the clients: {uploads}\n"
+        f"{result.method} on {result.dataset}: test accuracy {mean or 0:.2%} ± {std or 0:.2%} over {len(result.clients)} clients"
+        f"{selected}\n"
+        f"{kinds} different architecture{'s' * (kinds != 1)}; what left the clients: {uploads}\n"
         f"{result.seconds:.1f} s, {ledger.bytes_up / 1e6:.1f} MB up, {ledger.bytes_down / 1e6:.1f} MB down, "
-        f"{ledger.trained_macs / 1e9:.1f} GMAC trained, {ledger.evaluated_architectures} architectures scored"
+        f"{ledger.trained_macs / 1e9:.3g} GMAC trained, {ledger.evaluated_architectures} architectures scored"
     )

@@ -24,9 +24,9 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         generator = torch.Generator().manual_seed(seed)
         weights: dict[str, Tensor] = {}
 
-        def convolution(name: str, outputs: int, inputs: int, kernel: int = 1) -> None:
-            # He initialisation over the outgoing connections, as MobileNetV3 uses; depth-wise convolutions have inputs = 1.
-            deviation = math.sqrt(2.0 / (kernel**2 * (1 if inputs == 1 else outputs)))
+        def convolution(name: str, outputs: int, inputs: int, kernel: int = 1, depthwise: bool = False) -> None:
+            # He initialisation over the outgoing connections, as MobileNetV3 uses.
+            deviation = math.sqrt(2.0 / (kernel**2 * (1 if depthwise else outputs)))
             weights[f"{name}.weight"] = torch.randn(outputs, inputs, kernel, kernel, generator=generator) * deviation
 
         def norm(name: str, channels: int) -> None:
@@ -39,7 +39,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
             if block.expands:
                 convolution(f"{block.name}.expand.conv", block.middle, block.inputs)
                 norm(f"{block.name}.expand.norm", block.middle)
-            convolution(f"{block.name}.depth.conv", block.middle, 1, block.kernel)
+            convolution(f"{block.name}.depth.conv", block.middle, 1, block.kernel, depthwise=True)
             if block.kernel == 7:
                 weights[f"{block.name}.depth.to_five"] = torch.eye(25).reshape(5, 5, 25)
                 weights[f"{block.name}.depth.to_three"] = torch.eye(9)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData, ClientSite, Diary, Examples, PersonalModel
+from fedloom.core.errors import ClientFailed
 from fedloom.core.messages import Arrays
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.spaces.base import SearchSpace
@@ -102,6 +103,8 @@ class Bench:
 
     def keep(self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int) -> tuple[PersonalModel, Diary]:
         """A trained network as the client's personal model, with its accuracies."""
+        if not all(bool(tensor.isfinite().all()) for tensor in plain.values()):
+            raise ClientFailed(f"{site.name}: training diverged. Lower training.rate", client=site.name)
         diary, statistics = self.test(site, architecture, plain, macs)
         arrays = self.arrays(plain)
         for name, (mean, variance) in statistics.items():

@@ -10,7 +10,7 @@ from fedloom.core.settings import setting
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    epochs: int = setting(5, "local epochs per participation (for perfedsde: one per search iteration)", low=1)
+    epochs: int = setting(5, "local epochs per participation; perfedsde has perfedsde.iterations instead, one epoch each", low=1)
     batch: int = setting(50, "examples per step", low=2)
     rate: float = setting(0.05, "learning rate of SGD at the start", low=0)
     schedule: str = setting("cosine", "how the rate falls over all rounds", choices=("cosine", "constant"))

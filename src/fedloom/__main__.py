@@ -1,0 +1,19 @@
+"""The `fedloom` command. Loading torch takes seconds, and a Ctrl-C meanwhile is no error of ours either."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    try:
+        from fedloom import cli
+
+        cli.main()
+    except KeyboardInterrupt:
+        print("fedloom: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
