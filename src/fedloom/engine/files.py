@@ -97,4 +97,5 @@ def _settle(folder: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> UnusableFolder:
-    return UnusableFolder(f"{path} cannot be written ({error.strerror}). Make it writable or choose another place (for a run: run.folder)", path=str(path))
+    cure = "Make it writable or choose another place (for a run: run.folder)"
+    return UnusableFolder(f"{path} cannot be written ({error.strerror}). {cure}", path=str(path))
