@@ -122,7 +122,12 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
 
 # -- parts ------------------------------------------------------------------------
 def make_bench(settings: Settings, dataset: Dataset, device: torch.device) -> Bench:
-    supernet = make_supernet(settings.space, settings.components[settings.space], _image_shape(dataset))
+    image = _image_shape(dataset)
+    for name in ("crop", "cutout"):
+        pixels = getattr(settings.training, name)
+        if pixels >= image.size:
+            raise InvalidConfig(f"training.{name} is {pixels}, but {dataset.name} has images of {image.size} pixels. Lower it; 0 is off")
+    supernet = make_supernet(settings.space, settings.components[settings.space], image)
     return Bench(
         space=supernet.space,
         supernet=supernet,

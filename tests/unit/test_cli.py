@@ -672,3 +672,18 @@ def test_plain_averaging_sends_no_coverage(fedloom_: Fedloom, tiny_file: Path) -
 def test_clients_that_would_hold_the_same_images_are_refused(fedloom_: Fedloom, tiny_file: Path) -> None:
     outcome = fedloom_("run", tiny_file, "split.test_size=600", "run.folder=mine")
     check_refused(outcome, InvalidData, "split.test_size is 600, more than half of the 599 images", "Lower it")
+
+
+@pytest.mark.parametrize("override", ["training.crop=8", "training.cutout=8"])
+def test_augmentation_that_leaves_nothing_to_see(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, override: str) -> None:
+    outcome = fedloom_("run", tiny_file, override)
+    check_refused(outcome, InvalidConfig, override.replace("=", " is "), "images of 8 pixels", "0 is off")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("here", "missing"), [("train", "test"), ("test", "train")])
+def test_half_a_division_of_a_folder(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, here: str, missing: str) -> None:
+    for kind in ("cat", "dog"):
+        (tmp_path / "pictures" / here / kind).mkdir(parents=True)
+    outcome = fedloom_("run", tiny_file, "data.name=folder", "data.folder=pictures")
+    check_refused(outcome, InvalidData, f"pictures holds {here}/ but no {missing}/", f"Add {missing}/")

@@ -181,6 +181,10 @@ def read_folder(place: Path, image_size: int) -> Dataset:
         classes = _class_folders(place / "train")
         train = _folder_pool(place / "train", classes, image_size, resize=True)
         test = _folder_pool(place / "test", classes, image_size, resize=True)
+    elif (place / "train").is_dir() or (place / "test").is_dir():
+        here, missing = ("train", "test") if (place / "train").is_dir() else ("test", "train")
+        cure = f"Add {missing}/ with the same classes, or put the class folders into {place} itself"
+        raise InvalidData(f"{place} holds {here}/ but no {missing}/. {cure}", folder=str(place))
     else:
         classes = _class_folders(place)
         train, test = _set_aside(_folder_pool(place, classes, image_size, resize=True), 0.2, "folder")
