@@ -1,0 +1,39 @@
+"""What several test files use that is no fixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedloom.core.errors import FedloomError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Fedloom = Callable[..., Outcome]
+
+
+def check_refused(outcome: Outcome, kind: type[FedloomError], *words: object) -> None:
+    """One sentence or two on one line, the error's own exit code, no traceback, nothing on the standard output."""
+    assert outcome.code == kind.exit_code, outcome
+    assert outcome.err.startswith("fedloom: ") and outcome.err.count("\n") == 1 and outcome.err.endswith("\n"), outcome
+    assert "Traceback" not in outcome.err and outcome.out == ""
+    for word in words:
+        assert str(word) in outcome.err, outcome.err
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All files below a folder; the lock is always empty and says nothing."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
