@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -16,7 +17,7 @@ from rich.table import Table
 
 import fedloom
 from fedloom import config
-from fedloom.assemble import free_folder, load_model, new_run, resume_run
+from fedloom.assemble import free_folder, load_model, make_supernet, new_run, resume_run
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
@@ -25,8 +26,8 @@ from fedloom.engine.files import write_file
 from fedloom.engine.store import Store
 from fedloom.methods.base import METHODS
 from fedloom.report.live import LiveView
-from fedloom.report.tables import client_table, summary
-from fedloom.spaces.base import SPACES
+from fedloom.report.tables import client_table, space_card, space_table, summary
+from fedloom.spaces.base import SPACES, ImageShape
 
 typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=fedloom.__doc__)
@@ -100,6 +101,23 @@ def list_(
         console.print(f"[bold]{title}[/bold]")
         for name, meaning in things[title].items():
             _print(f"  {name:16} {meaning}")
+
+
+@app.command()
+def space(
+    name: Annotated[str, typer.Argument(help="a search space; `fedloom list spaces` names them")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space")] = None,
+    classes: Annotated[int, typer.Option(min=2, help="classes to tell apart")] = 10,
+    size: Annotated[int, typer.Option(min=1, help="side of the images in pixels")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """The card of a search space: genes, architectures, parameters and multiply-accumulates of colour images."""
+    settings = config.load(None, [f"space={name}", *(overrides or [])])
+    card = space_card(make_supernet(name, settings.components[name], ImageShape(3, size, classes)))
+    if as_json:
+        print(json.dumps(card, indent=2))
+    else:
+        console.print(space_table(card))
 
 
 @app.command()

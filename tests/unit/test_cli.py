@@ -276,3 +276,24 @@ def test_as_a_program(tiny_file: Path, tmp_path: Path) -> None:
 
 def test_the_settings_of_a_finished_run_are_the_ones_it_was_given(finished_run: Path, tiny: Callable[..., Settings]) -> None:
     assert config.from_table(config.read_toml(finished_run / "config.toml")) == tiny("method=fedavg")
+
+
+# -- space ----------------------------------------------------------------------------------
+
+
+def test_the_card_of_a_space(fedloom_: Fedloom) -> None:
+    card = json.loads(fedloom_("space", "mobilenetv3", "--classes", 1000, "--json").out)
+    assert (card["genes"], card["architectures"], card["supernet_parameters"]) == (45, 7371**5, 7_678_880)
+    assert json.loads(fedloom_("space", "mobilenetv3", "--json").out)["named"]["smallest"]["parameters"] == 2_142_602
+    assert card["choices"]["kernel of block 1 of stage 1"] == [3, 5, 7]
+    text = fedloom_("space", "mobilenetv3").out
+    assert "6,410,690 parameters" in text and "2.18e+19" in text and "expansion (20 genes)" in text
+
+
+def test_the_card_of_an_instance(fedloom_: Fedloom) -> None:
+    small, large = (json.loads(fedloom_("space", "mobilenetv3", f"mobilenetv3.width={width}", "--json").out) for width in (0.5, 1.0))
+    assert small["supernet_parameters"] < large["supernet_parameters"] and small["choices"] == large["choices"]
+
+
+def test_the_card_of_nothing(fedloom_: Fedloom) -> None:
+    check_refused(fedloom_("space", "mobilnetv3"), InvalidConfig, "no search space named 'mobilnetv3'", "Did you mean 'mobilenetv3'?")
