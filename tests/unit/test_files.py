@@ -13,34 +13,9 @@ import pytest
 import safetensors.numpy
 
 from fedloom.core.errors import DamagedRun, UnusableFolder
-from fedloom.core.result import LedgerEntry
 from fedloom.engine import files
 from fedloom.engine.files import append_lines, read_arrays, write_arrays, write_file
-
-ENTRY = LedgerEntry(
-    client="client-0",
-    round=0,
-    final=False,
-    bytes_down=10,
-    bytes_up=5,
-    uploads=("examples", "update"),
-    seconds={"train": 0.5},
-    architecture="toy:1-2",
-    validation_accuracy=0.25,
-    test_accuracy=None,
-    trained_macs=100,
-    evaluated_architectures=3,
-    peak_memory_mb=1.5,
-    process_memory_mb=200.0,
-    notes={"covered": 0.5},
-)
-
-
-def flipped(path: Path, position: int, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1 << bit
-    path.write_bytes(data)
-
+from support import flipped
 
 # -- files ------------------------------------------------------------------------------
 

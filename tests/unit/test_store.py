@@ -19,6 +19,7 @@ from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.files import read_arrays
 from fedloom.engine.store import Store
+from support import flipped
 
 ENTRY = LedgerEntry(
     client="client-0",
@@ -65,7 +66,7 @@ class SmallState:
 
 def a_state(round: int = 3) -> State:
     weights = {"stem": np.arange(6, dtype=np.float32).reshape(2, 3), "a/b": np.array([True, False]), "empty": np.zeros((0, 4), np.int8)}
-    return State(round, 0.1, "näme with \"quotes\"\n", (1, 2), np.array([[1, 2], [3, -4]], np.int64), weights, {})
+    return State(round, 0.1, 'näme with "quotes"\n', (1, 2), np.array([[1, 2], [3, -4]], np.int64), weights, {})
 
 
 def a_template(**changes: Any) -> State:
@@ -87,12 +88,6 @@ def memory_number(memory: ClientMemory) -> int | None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "run")
-
-
-def flipped(path: Path, position: int, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1 << bit
-    path.write_bytes(data)
 
 
 # -- server state ---------------------------------------------------------------------------
