@@ -6,17 +6,20 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported; processes that a test starts inherit it
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from fedloom import config
+from fedloom import cli, config
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
+from support import Fedloom, Outcome
 
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
@@ -47,3 +50,21 @@ def nobody() -> Watcher:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Fedloom:
+    """The command, run in this process and in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        return Outcome(code, *capsys.readouterr())
+
+    return call

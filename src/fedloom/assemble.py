@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import fedloom
 from fedloom.config import Settings, from_table, read_toml, to_toml
@@ -22,14 +21,18 @@ from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, Unusable
 from fedloom.core.result import ClientResult, LedgerEntry, RunResult
 from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split
-from fedloom.engine.files import read_arrays
+from fedloom.engine.files import write_file
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store
+from fedloom.exchange.models import MODEL, make_supernet
+from fedloom.exchange.models import load_model as load_model  # part of what this module offers
+from fedloom.exchange.weights import starting_weights
 from fedloom.methods.base import METHODS
-from fedloom.spaces.base import SPACES, ImageShape
-from fedloom.supernets.base import SUPERNETS, Supernet
+from fedloom.spaces.base import ImageShape
+from fedloom.spaces.budget import bounded
 from fedloom.training.bench import Bench
+from fedloom.training.latency import measure_latency
 from fedloom.training.local import Pixels
 
 
@@ -39,6 +42,8 @@ def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
     _refuse_used(folder)  # before the data set is read
     if settings.data.name != "digits":  # a resume may start in another directory
         settings = replace(settings, data=replace(settings.data, folder=str(Path(settings.data.folder).absolute())))
+    if settings.weights:
+        settings = replace(settings, weights=str(Path(settings.weights).absolute()))
     return _execute(settings, store, watcher, resumed=False)
 
 
@@ -71,6 +76,10 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
     dataset = read(settings.data)  # before the folder is touched: most mistakes show here
     device = _device(settings)
     bench = make_bench(settings, dataset, device)
+    surroundings = environment(device)
+    if settings.weights:
+        kept = store.folder / "state" / "weights.safetensors"  # a resume needs nothing from elsewhere
+        bench, surroundings["weights"] = _with_weights(bench, kept if resumed else Path(settings.weights), settings.weights)
     method = METHODS[settings.method].make(settings.components[settings.method], bench)
     initial = method.start(settings.seed)
     if not resumed:
@@ -82,6 +91,8 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
         else:
             _refuse_used(folder=store.folder)  # again, now that nobody else can write here
             store.save_split(split.to_arrays(), _fingerprint(dataset))
+            if settings.weights:
+                write_file(kept, Path(settings.weights).read_bytes())
             store.write_text("config.toml", to_toml(settings))  # last: from here on the folder is a run
         federation = Federation(dataset, split, device)
         numbers = {name: number for number, name in enumerate(federation.names)}
@@ -108,7 +119,7 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
             watcher=watcher,
             rounds=settings.rounds,
             seed=settings.seed,
-            facts={**facts, "environment": environment(device)},
+            facts={**facts, "environment": surroundings},
             describe_client=describe_client,
             checkpoint_every=settings.run.checkpoint_every,
             seconds_before=seconds,
@@ -128,8 +139,9 @@ def make_bench(settings: Settings, dataset: Dataset, device: torch.device) -> Be
         if pixels >= image.size:
             raise InvalidConfig(f"training.{name} is {pixels}, but {dataset.name} has images of {image.size} pixels. Lower it; 0 is off")
     supernet = make_supernet(settings.space, settings.components[settings.space], image)
+    latency_ms = cache(lambda architecture: measure_latency(supernet, architecture, device))
     return Bench(
-        space=supernet.space,
+        space=bounded(supernet.space, settings.budget, settings.training.batch, latency_ms),
         supernet=supernet,
         training=settings.training,
         pixels=Pixels(dataset.mean, dataset.std),
@@ -140,8 +152,12 @@ def make_bench(settings: Settings, dataset: Dataset, device: torch.device) -> Be
     )
 
 
-def make_supernet(name: str, space_settings: Any, image: ImageShape) -> Supernet[Any]:
-    return SUPERNETS[name].make(SPACES[name].make(space_settings, image))
+def _with_weights(bench: Bench, path: Path, named: str) -> tuple[Bench, str]:
+    """The bench that begins with the weights of a file, and what the result says of them."""
+    if str(path) != named and not path.exists():
+        raise DamagedRun(f"{path} is missing; the run folder is incomplete", path=str(path))
+    start, fresh = starting_weights(path, bench.supernet)
+    return replace(bench, start=start), f"the weights in {named}{fresh}"
 
 
 def _image_shape(dataset: Dataset) -> ImageShape:
@@ -226,7 +242,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 def describe_model(settings: Settings, dataset: Dataset) -> dict[str, Any]:
     """What a personal model's file says of itself: enough to build the network and feed it images."""
     return {
-        "format": "fedloom.model/1",
+        "format": MODEL,
         "space": settings.space,
         "settings": asdict(settings.components[settings.space]),
         "image": asdict(_image_shape(dataset)),
@@ -235,17 +251,3 @@ def describe_model(settings: Settings, dataset: Dataset) -> dict[str, Any]:
         "std": list(dataset.std),
         "fedloom": fedloom.__version__,
     }
-
-
-def load_model(path: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """A personal model as a plain torch network in evaluation mode, and its description."""
-    arrays, facts = read_arrays(path)
-    try:
-        entry = SPACES[facts["space"]]
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in facts["settings"].items()}
-        supernet = make_supernet(facts["space"], entry.settings(**values), ImageShape(**facts["image"]))
-        architecture = Architecture.parse(facts["architecture"])
-        supernet.space.check(architecture)
-        return supernet.load(architecture, {name: torch.from_numpy(array) for name, array in arrays.items()}), facts
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise DamagedRun(f"{path} is not a personal model of this version: {error}", path=str(path)) from error

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 import typer.core
 from rich.console import Console
@@ -17,17 +20,26 @@ from rich.table import Table
 
 import fedloom
 from fedloom import config
-from fedloom.assemble import free_folder, load_model, make_supernet, new_run, resume_run
-from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig
+from fedloom.assemble import free_folder, new_run, resume_run
+from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
+from fedloom.core.seeds import rng
 from fedloom.data.readers import DATASETS
 from fedloom.engine.files import write_file
 from fedloom.engine.store import Store
+from fedloom.exchange import foreign
+from fedloom.exchange.export import FORMATS
+from fedloom.exchange.models import load_model, make_supernet, supernet_of
+from fedloom.exchange.predict import predict as judge
+from fedloom.exchange.predict import read_model
+from fedloom.exchange.weights import take_network
 from fedloom.methods.base import METHODS
+from fedloom.report.drawing import draw
 from fedloom.report.live import LiveView
 from fedloom.report.tables import client_table, space_card, space_table, summary
 from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.training.latency import measure_latency
 
 typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=fedloom.__doc__)
@@ -51,7 +63,8 @@ def run(
     source = source or "quickstart"
     settings = config.load(source, changes)
     folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
-    _watch(folder, f"{settings.method} on {settings.data.name}, into {folder}", lambda view: new_run(settings, folder, view))
+    start = f", from the weights in {settings.weights}" if settings.weights else ""
+    _watch(folder, f"{settings.method} on {settings.data.name}, into {folder}{start}", lambda view: new_run(settings, folder, view))
 
 
 @app.command()
@@ -69,6 +82,8 @@ def _watch(folder: Path, title: str, work: Callable[[LiveView], RunResult]) -> N
         raise Interrupted(f"stopped. Continue with `fedloom resume {folder}`" if begun else "stopped before the run began") from None
     console.print(client_table(result))
     _print(summary(result))
+    if "weights" in result.environment:
+        _print(f"It began with {result.environment['weights']}")
     _print(f"The result is in {folder}/result.json, the personal models in {folder}/clients/")
 
 
@@ -109,11 +124,13 @@ def space(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space")] = None,
     classes: Annotated[int, typer.Option(min=2, help="classes to tell apart")] = 10,
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels")] = 32,
+    latency: Annotated[bool, typer.Option("--latency", help="measure the time of an image on this machine's CPU as well")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """The card of a search space: genes, architectures, parameters and multiply-accumulates of colour images."""
     settings = config.load(None, [f"space={name}", *(overrides or [])])
-    card = space_card(make_supernet(name, settings.components[name], ImageShape(3, size, classes)))
+    supernet = make_supernet(name, settings.components[name], ImageShape(3, size, classes))
+    card = space_card(supernet, partial(measure_latency, supernet, device=torch.device("cpu")) if latency else None)
     if as_json:
         print(json.dumps(card, indent=2))
     else:
@@ -122,26 +139,125 @@ def space(
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")],
-    client: Annotated[str, typer.Option(help="whose personal model")],
-    format: Annotated[str, typer.Option(help="safetensors")] = "safetensors",
-    out: Annotated[Path | None, typer.Option(help="where to write it; CLIENT.safetensors here if not said")] = None,
+    source: Annotated[Path, typer.Argument(metavar="RUN or WEIGHTS", help="the folder of a run, or a file written by import-weights")],
+    client: Annotated[str, typer.Option(help="whose personal model, from a run")] = "",
+    architecture: Annotated[str, typer.Option(help="which network of a weights file: smallest, medium, largest or an id")] = "",
+    format: Annotated[
+        str, typer.Option(help="safetensors, torch (a .pt2 program) or onnx (needs the extra: fedloom[export])")
+    ] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="where to write it; CLIENT.safetensors, .pt2 or .onnx here if not said")] = None,
 ) -> None:
-    """Write a client's personal model to a file that describes itself: architecture, classes, normalisation."""
-    if format != "safetensors":
-        raise InvalidConfig(f"There is no export format {format!r}. Known: safetensors")
+    """Write a network to a file that describes itself: architecture, classes, normalisation."""
+    if format not in FORMATS:
+        raise InvalidConfig(f"There is no export format {format!r}. {did_you_mean(format, list(FORMATS))}")
+    if bool(client) == bool(architecture):
+        raise InvalidConfig("Say which network: --client NAME for one of a run, or --architecture NAME for one of a weights file")
+    ending, write = FORMATS[format]
+    if client:
+        network, facts = load_model(_model_of(source, client))  # proves that the file is whole before it is handed on
+        name = client
+    else:
+        network, facts = take_network(source, architecture)
+        name = f"{source.stem}-{architecture if ':' not in architecture else 'network'}"
+    target = out or Path(f"{name}.{ending}")
+    if architecture:
+        _keep(source, target)
+    difference = write(target, network, facts)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    checked = "" if difference is None else f"; logits differ from torch's by at most {difference:.1e} on random images"
+    _print(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes{checked}")
+
+
+def _model_of(folder: Path, client: str) -> Path:
     if not (folder / "config.toml").exists():
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
-    source = Store(folder).model_path(client)
-    if not source.exists():
+    path = Store(folder).model_path(client)
+    if not path.exists():
         known = sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
         cure = did_you_mean(client, known) if known else "The run has no personal models yet; finish it with `fedloom resume`"
         raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
-    network, facts = load_model(source)  # proves that the file is whole before it is handed on
-    target = out or Path(f"{client}.safetensors")
-    write_file(target, source.read_bytes())
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    _print(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes")
+    return path
+
+
+def _keep(source: Path, target: Path) -> None:
+    if target.exists() and source.exists() and target.samefile(source):
+        raise InvalidConfig(f"{target} would be overwritten by what is taken out of it. Choose another --out")
+
+
+@app.command("import-weights")
+def import_weights(
+    space: Annotated[str, typer.Argument(help="the search space: mobilenetv3, darts or nasvit")],
+    file: Annotated[Path, typer.Argument(help="a checkpoint of the public network: a state dict saved by torch, or safetensors")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space, for other sizes")] = None,
+    size: Annotated[int, typer.Option(min=0, help="side of the images in pixels; 0 is the public network's own")] = 0,
+    out: Annotated[Path | None, typer.Option(help="where to write it; SPACE.safetensors here if not said")] = None,
+) -> None:
+    """Take over weights that were trained elsewhere with the public once-for-all, DARTS or NASViT code.
+
+    The file written holds a whole supernet: `fedloom export` takes networks out of it, `fedloom run weights=FILE` starts from it.
+    """
+    target = out or Path(f"{space}.safetensors")
+    _keep(file, target)
+    imported = foreign.import_weights(space, file, overrides or [], size, target)
+    image = imported.supernet.space.image
+    _print(f"{target}: {imported.source}, {image.classes} classes, {image.channels} channels")
+    _print(f"{len(imported.tensors)} tensors taken")
+    for kind, count in imported.expected_leftovers.items():
+        _print(f"{count} keys left over as expected: {kind}")
+    if left := imported.unexpected_leftovers:
+        _print(f"{len(left)} keys left over, and unexpected: {foreign.some(left, 20)}")
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="a file written by export, or a client's model.safetensors inside a run")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="png, jpeg, webp, bmp, gif, tiff or ppm files")],
+    top: Annotated[int, typer.Option(min=1, help="how many classes to name")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Name the classes that a model sees in images, with probabilities.
+
+    Images that cannot be read are named at the end (exit code 5); the others are judged all the same.
+    """
+    seen, unreadable = judge(read_model(model), images, top)
+    if as_json and seen:
+        rows = [{"image": one.image, "classes": [{"name": name, "probability": p} for name, p in one.classes]} for one in seen]
+        print(json.dumps(rows, indent=2))
+    elif seen:
+        for one in seen:
+            _print(f"{one.image}: {', '.join(f'{name} {probability:.1%}' for name, probability in one.classes)}")
+    if unreadable:
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in unreadable.items())
+        raise InvalidData(f"{len(unreadable)} of {len(images)} images cannot be read: {reasons}", files=tuple(unreadable))
+
+
+@app.command("draw")
+def draw_(
+    what: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help="an id, SPACE:NAME (smallest, medium, largest, random), or a run")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space; seed for random")] = None,
+    client: Annotated[str, typer.Option(help="whose architecture, of a run")] = "",
+    classes: Annotated[int, typer.Option(min=2, help="classes to tell apart; a run has its own")] = 10,
+    size: Annotated[int, typer.Option(min=1, help="side of the images in pixels; a run has its own")] = 32,
+    out: Annotated[Path | None, typer.Option(help="where to write it; a name like the architecture's here if not said")] = None,
+) -> None:
+    """Draw an architecture as an SVG picture: `fedloom draw mobilenetv3:largest`, or `fedloom draw RUN --client NAME`."""
+    if client:
+        _, facts = load_model(_model_of(Path(what), client))
+        drawn, title = supernet_of(facts).space, f"{client} of {what}"
+        architecture = drawn.find(facts["architecture"], rng(0))
+    else:
+        name, colon, text = what.partition(":")
+        if not colon:
+            cure = "Of a run say --client NAME" if Path(what).is_dir() else "Write an id, or SPACE:NAME such as mobilenetv3:largest"
+            raise InvalidConfig(f"{what} is not an architecture. {cure}")
+        settings = config.load(None, [f"space={name}", *(overrides or [])])
+        drawn, title = SPACES[name].make(settings.components[name], ImageShape(3, size, classes)), what[:60] + "…" * (len(what) > 60)
+        architecture = drawn.find(what if text[:1].isdigit() else text, rng(settings.seed, "architecture"))
+    cost = drawn.cost(architecture)
+    numbers = f"{cost.parameters:,} parameters, {cost.macs:,} multiply-accumulates"
+    target = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', client or what)[:200]}.svg")
+    write_file(target, draw(drawn.drawing(architecture), title, numbers).encode())
+    _print(f"{target}: {architecture.id}, {numbers}")
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from fedloom.data.splits import SplitSettings
 from fedloom.engine.inline import InlineSettings
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
+from fedloom.spaces.budget import BudgetSettings
 from fedloom.training.recipe import TrainingSettings
 
 ENGINES = {"inline": (InlineSettings, "all clients in this process, one after the other")}
@@ -45,9 +46,11 @@ class Settings:
     participants: int = setting(4, "clients drawn per round", low=1)
     rounds: int = setting(10, "rounds of the federation", low=1)
     protocol: str = setting("clean", "what selects: validation data, or test data as the papers did", choices=("clean", "paper"))
+    weights: str = setting("", "supernet weights to start from, a file written by import-weights; empty starts with random ones")
     data: DataSettings = field(default_factory=DataSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
     run: RunSettings = field(default_factory=RunSettings)
     components: Mapping[str, Any] = field(default_factory=dict)  # component name -> its settings, for all known components
 

@@ -1,36 +1,36 @@
-"""Tiny instances of every registered space and supernet. A new one needs an entry of TINY, and no other test."""
+"""Tiny instances of every registered space and supernet: one per value of each setting that is a choice between names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+from fedloom import spaces, supernets  # noqa: F401 - fills the registries
 from fedloom.assemble import make_supernet
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
-from fedloom.spaces.mobilenetv3 import MobileNetV3Settings
-from fedloom.supernets.base import SUPERNETS, Supernet
+from fedloom.supernets.base import Supernet
 
 IMAGE = ImageShape(channels=1, size=8, classes=3)
-MOBILENETV3 = {"width": 0.1, "strides": (2, 1, 1, 1, 1)}
-
-# space -> settings of its instances, by the name of their normalisation
-TINY: dict[str, dict[str, Any]] = {
-    "mobilenetv3": {norm: MobileNetV3Settings(norm=norm, **MOBILENETV3) for norm in ("batch", "group")},
-}
 
 
-def tiny(name: str) -> dict[str, Any]:
-    assert name in TINY, f"add tiny settings of {name} to TINY"
-    return TINY[name]
+def instances() -> Iterator[Any]:
+    for entry in SPACES:
+        tiny = entry.settings.tiny()
+        choices = [(item.name, value) for item in fields(tiny) for value in item.metadata["choices"] or ()]
+        for name, value in choices or [("", "")]:
+            yield pytest.param((entry.name, replace(tiny, **{name: value}) if name else tiny), id=f"{entry.name} {value}".strip())
 
 
-@pytest.fixture(params=[entry.name for entry in SPACES])
+@pytest.fixture(params=instances())
 def space(request: pytest.FixtureRequest) -> SearchSpace:
-    return SPACES[request.param].make(next(iter(tiny(request.param).values())), IMAGE)
+    name, settings = request.param
+    return SPACES[name].make(settings, IMAGE)
 
 
-@pytest.fixture(params=[f"{entry.name}, {norm} norm" for entry in SUPERNETS for norm in TINY.get(entry.name, ("batch",))])
+@pytest.fixture(params=instances())
 def supernet(request: pytest.FixtureRequest) -> Supernet[Any]:
-    name, norm = request.param.removesuffix(" norm").split(", ")
-    return make_supernet(name, tiny(name)[norm], IMAGE)
+    name, settings = request.param
+    return make_supernet(name, settings, IMAGE)

@@ -1,10 +1,10 @@
-"""What every method promises, on a federation of four clients, two rounds and a tiny network."""
+"""What every method promises, in every search space, on a federation of four clients, two rounds and a tiny network."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedloom.engine.files import read_arrays
 from fedloom.engine.loop import run_rounds
 from fedloom.engine.store import Store
 from fedloom.methods.base import METHODS
+from fedloom.spaces.base import SPACES
 from fedloom.training.bench import Bench
 
 SEED = 5
@@ -93,16 +94,18 @@ def federation() -> Federation:
     return Federation(few, split, "cpu")
 
 
-@pytest.fixture(scope="module", params=[entry.name for entry in METHODS])
+@pytest.fixture(scope="module", params=[f"{method.name} on {space.name}" for method in METHODS for space in SPACES])
 def world(request: pytest.FixtureRequest, federation: Federation) -> World:
-    entry = METHODS[request.param]
+    method_name, space_name = request.param.split(" on ")
+    entry = METHODS[method_name]
     own = {item.name: SMALL[item.name] for item in fields(entry.settings) if item.name in SMALL}
     table = {
         "method": entry.name,
         "clients": 4,
         "participants": 3,
         "rounds": 2,
-        "mobilenetv3": {"width": 0.1, "strides": [2, 2, 1, 1, 1]},
+        "space": space_name,
+        space_name: asdict(SPACES[space_name].settings.tiny()),
         "training": TRAINING,
         entry.name: own,
     }

@@ -13,7 +13,7 @@ import pytest
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.seeds import rng
-from fedloom.spaces.base import Choices, Cost, Gene, SearchSpace
+from fedloom.spaces.base import BlockDiagram, Choices, Cost, Gene, Genes, SearchSpace
 
 DRAWS = 60
 
@@ -31,6 +31,12 @@ class Toy(SearchSpace):
 
     def cost(self, architecture: Architecture) -> Cost:
         return Cost(1, 1, 1)
+
+    def input_sizes(self, genes: Genes) -> list[int]:
+        return [8] * len(genes)
+
+    def drawing(self, architecture: Architecture) -> BlockDiagram:
+        return BlockDiagram(())
 
 
 def some(space: SearchSpace, count: int = DRAWS) -> list[Architecture]:
@@ -104,6 +110,19 @@ def test_children_are_valid_and_inherit_active_genes(space: SearchSpace) -> None
             if first.choices[gene] != second.choices[gene]:
                 from_each[child.choices[gene] == second.choices[gene]] += 1
     assert 0.7 < from_each[0] / from_each[1] < 1.4
+
+
+def test_a_fair_draw_uses_every_choice_of_every_gene(space: SearchSpace) -> None:
+    """FairNAS: exactly once where all genes have as many choices; genes may sleep where others switch their block off."""
+    together = space.fair(rng("fair"))
+    assert len(together) == space.sizes.max()
+    for architecture in together:
+        space.check(architecture)
+    for gene, size in enumerate(space.sizes):
+        awake = [a.choices[gene] for a in together if space.active(a.choices)[gene]]
+        if len(awake) == len(together):
+            assert set(awake) == set(range(size))
+            assert size < len(together) or len(set(awake)) == len(awake)
 
 
 def test_a_child_of_equal_parents_is_like_them(space: SearchSpace) -> None:

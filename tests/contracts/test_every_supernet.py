@@ -7,28 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
-from fedloom.supernets.base import Region, Supernet
+from fedloom.supernets.base import Supernet
 from fedloom.supernets.elastic import Statistics
-
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32, some twenty layers, logits of order one
-
-
-def weights_of(supernet: Supernet[Any], seed: int = 0) -> dict[str, Tensor]:
-    """Initial weights, every entry perturbed."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: tensor + (0.3 if tensor.ndim == 1 else 0.1) * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in supernet.initial(seed).items()
-    }
-
-
-def images_of(supernet: Supernet[Any], count: int, seed: int = 0) -> Tensor:
-    image = supernet.space.image
-    return torch.randn(count, image.channels, image.size, image.size, generator=torch.Generator().manual_seed(seed))
+from nets import CLOSE, images_of, mask, measured, weights_of
 
 
 def some(supernet: Supernet[Any], count: int = 4) -> list[Architecture]:
@@ -36,23 +20,8 @@ def some(supernet: Supernet[Any], count: int = 4) -> list[Architecture]:
     return [*supernet.space.named.values(), *(supernet.space.sample(draw) for _ in range(count))]
 
 
-def mask(shape: tuple[int, ...], region: Region | None) -> Tensor:
-    """True inside the region; nothing is inside an absent parameter."""
-    inside = torch.zeros(shape, dtype=torch.bool)
-    if region is not None:
-        inside[region] = True
-    return inside
-
-
 def positions(part: slice, size: int) -> set[int]:
     return set(range(*part.indices(size)))
-
-
-@torch.no_grad()
-def measured(supernet: Supernet[Any], weights: dict[str, Tensor], architecture: Architecture, images: Tensor) -> Statistics:
-    statistics = Statistics(rows=len(images))
-    supernet.forward(images, weights, architecture, statistics)
-    return Statistics(statistics)
 
 
 def test_initial_weights_follow_from_the_seed(supernet: Supernet[Any]) -> None:

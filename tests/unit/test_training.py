@@ -23,7 +23,7 @@ from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
 from fedloom.training import scoring
 from fedloom.training.bench import Bench
-from fedloom.training.local import Pixels, Trainer
+from fedloom.training.local import Pixels, Trainer, one_of
 from fedloom.training.recipe import TrainingSettings, falling
 from fedloom.training.scoring import Score, Scored, Scorer, best_first
 
@@ -148,7 +148,7 @@ def of_network(trainer: Trainer, weights: dict[str, Tensor], examples: Examples,
 
 
 def of_supernet(trainer: Trainer, weights: dict[str, Tensor], examples: Examples, draw: np.random.Generator) -> Any:
-    return trainer.train_supernet(weights, list(trainer.supernet.space.named.values()), examples, [0.1, 0.05], draw)
+    return trainer.train_supernet(weights, one_of(list(trainer.supernet.space.named.values())), examples, [0.1, 0.05], draw)
 
 
 @pytest.mark.parametrize("training", [of_network, of_supernet])
@@ -182,7 +182,7 @@ def test_training_learns(supernet: MobileNetV3Supernet) -> None:
     plain = supernet.plain(supernet.initial(0), architecture)
     settings = replace(PLAIN, momentum=0.9, weight_decay=0.0, label_smoothing=0.0, calibration=48)
     trained = Trainer(supernet, settings, PIXELS).train_network(plain, architecture, examples, [0.05] * 6, rng(0)).weights
-    scorer = Scorer(supernet, PIXELS, 48)
+    scorer = Scorer(supernet, replace(PLAIN, calibration=48), PIXELS)
     scores = [scorer.score_network(w, architecture, scorer.calibrate(w, architecture, examples), examples) for w in (plain, trained)]
     assert scores[1].accuracy > 0.9 > scores[0].accuracy
     assert scores[1].loss < scores[0].loss
@@ -193,7 +193,7 @@ def test_nothing_outside_the_drawn_regions_moves(supernet: MobileNetV3Supernet) 
     weights, draw = perturbed(supernet), rng("archive")
     choices = np.zeros(45, int)
     archive = [supernet.space.canonical(choices + (np.arange(45) == gene)) for gene in (0, 21, 40)]
-    trained = Trainer(supernet, HEAVY, PIXELS).train_supernet(weights, archive, examples_of(24), [0.1, 0.1], draw)
+    trained = Trainer(supernet, HEAVY, PIXELS).train_supernet(weights, one_of(archive), examples_of(24), [0.1, 0.1], draw)
     assert set(trained.steps) == set(archive) and sum(trained.steps.values()) == 6
     counts = supernet.coverage(trained.steps)
     still = moved = 0
@@ -213,7 +213,7 @@ def test_momentum_and_decay_rest_while_another_subnet_trains(supernet: MobileNet
     trainer = Trainer(supernet, HEAVY, PIXELS)
 
     def train(epochs: int, seed: int) -> Any:
-        return trainer.train_supernet(weights, [smallest, largest], examples, [0.1] * epochs, np.random.default_rng(seed))
+        return trainer.train_supernet(weights, one_of([smallest, largest]), examples, [0.1] * epochs, np.random.default_rng(seed))
 
     seed = next(s for s in range(100) if train(1, s).steps == {largest: 1} and train(2, s).steps == {largest: 1, smallest: 1})
     once, twice = train(1, seed).weights, train(2, seed).weights
@@ -232,7 +232,7 @@ def test_an_archive_of_one_trains_like_its_own_region(supernet: MobileNetV3Super
     weights, examples = perturbed(supernet), examples_of(16)
     trainer = Trainer(supernet, HEAVY, PIXELS)
     alone = trainer.train_network(supernet.plain(weights, architecture), architecture, examples, [0.1], np.random.default_rng(0))
-    shared = trainer.train_supernet(weights, [architecture], examples, [0.1], np.random.default_rng(0))
+    shared = trainer.train_supernet(weights, one_of([architecture]), examples, [0.1], np.random.default_rng(0))
     assert same(alone.weights, supernet.take(shared.weights, architecture))
     assert alone.macs == shared.macs
 
@@ -271,7 +271,8 @@ def test_scores_rank_by_accuracy_then_loss_then_choices() -> None:
 def test_a_network_that_diverged_scores_nothing_and_ranks_last(supernet: MobileNetV3Supernet, value: float) -> None:
     """Its argmax is the first class; where most examples are of that class, it must not win."""
     examples = Examples(examples_of(12).images, torch.zeros(12, dtype=torch.int64))
-    scorer, architecture, nothing = Scorer(supernet, PIXELS, 6), supernet.space.named["smallest"], Score(0.0, np.inf)
+    scorer = Scorer(supernet, PLAIN, PIXELS)
+    architecture, nothing = supernet.space.named["smallest"], Score(0.0, np.inf)
     weights = perturbed(supernet)
     for name in ("stem.conv.weight", "classifier.bias"):
         dead = {**weights, name: torch.full_like(weights[name], value)}
@@ -288,14 +289,14 @@ def test_a_network_that_diverged_scores_nothing_and_ranks_last(supernet: MobileN
 @pytest.mark.parametrize(("count", "expected"), [(2, [0, 9]), (4, [0, 3, 6, 9]), (10, [*range(10)]), (99, [*range(10)])])
 def test_calibration_images_are_spread_over_the_examples(supernet: MobileNetV3Supernet, count: int, expected: list[int]) -> None:
     images = (torch.arange(10) * 20).to(torch.uint8).view(10, 1, 1, 1).expand(10, 1, 8, 8)
-    chosen = Scorer(supernet, PIXELS, count).calibration_images(Examples(images, torch.arange(10)))
+    chosen = Scorer(supernet, replace(PLAIN, calibration=count), PIXELS).calibration_images(Examples(images, torch.arange(10)))
     torch.testing.assert_close(chosen[:, 0, 0, 0], (torch.tensor(expected) * 20 / 255 - 0.5) / 0.25)
 
 
 def test_scoring_in_chunks_gives_the_same(supernet: MobileNetV3Supernet, monkeypatch: pytest.MonkeyPatch) -> None:
     architecture, examples = supernet.space.named["medium"], examples_of(23)
     plain = supernet.plain(perturbed(supernet), architecture)
-    scorer = Scorer(supernet, PIXELS, 12)
+    scorer = Scorer(supernet, replace(PLAIN, calibration=12), PIXELS)
     statistics = scorer.calibrate(plain, architecture, examples_of(30, seed=1))
     whole = scorer.score_network(plain, architecture, statistics, examples)
     for chunk in (1, 7, 23):
@@ -307,7 +308,7 @@ def test_scoring_in_chunks_gives_the_same(supernet: MobileNetV3Supernet, monkeyp
 
 def test_a_score_is_accuracy_and_loss_of_the_plain_network(supernet: MobileNetV3Supernet) -> None:
     architecture, examples, train = supernet.space.sample(rng("score")), examples_of(23), examples_of(30, seed=1)
-    weights, scorer = perturbed(supernet), Scorer(supernet, PIXELS, 12)
+    weights, scorer = perturbed(supernet), Scorer(supernet, replace(PLAIN, calibration=12), PIXELS)
     statistics = scorer.calibrate(supernet.plain(weights, architecture), architecture, train)
     with torch.no_grad():
         logits = supernet.extract(weights, architecture, statistics)(PIXELS.normalise(examples.images))
@@ -318,7 +319,7 @@ def test_a_score_is_accuracy_and_loss_of_the_plain_network(supernet: MobileNetV3
 
 def test_subnets_are_scored_like_their_plain_networks(supernet: MobileNetV3Supernet) -> None:
     weights, examples, train = perturbed(supernet), examples_of(23), examples_of(30, seed=1)
-    architectures, scorer = [*supernet.space.named.values()], Scorer(supernet, PIXELS, 12)
+    architectures, scorer = [*supernet.space.named.values()], Scorer(supernet, replace(PLAIN, calibration=12), PIXELS)
     scored = scorer.score_subnets(weights, architectures, examples, train)
     assert [one.architecture for one in scored] == architectures
     assert len({one.score for one in scored}) == len(scored)
@@ -332,7 +333,7 @@ def test_subnets_are_scored_like_their_plain_networks(supernet: MobileNetV3Super
 
 def test_calibrated_statistics_no_longer_change(supernet: MobileNetV3Supernet) -> None:
     architecture = supernet.space.named["smallest"]
-    plain, scorer = supernet.plain(perturbed(supernet), architecture), Scorer(supernet, PIXELS, 12)
+    plain, scorer = supernet.plain(perturbed(supernet), architecture), Scorer(supernet, replace(PLAIN, calibration=12), PIXELS)
     statistics = scorer.calibrate(plain, architecture, examples_of(30))
     before = Statistics({name: (mean.clone(), variance.clone()) for name, (mean, variance) in statistics.items()})
     scorer.score_network(plain, architecture, statistics, examples_of(9, seed=4))

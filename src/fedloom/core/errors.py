@@ -30,7 +30,7 @@ class InvalidArchitecture(FedloomError):
 
 
 class InvalidData(FedloomError):
-    """A data set, image or split that is missing, damaged or impossible."""
+    """A data set, image, split, weights or model file that is missing, damaged or impossible."""
 
     exit_code = 5
 
@@ -69,3 +69,9 @@ class UnusableFolder(FedloomError):
     """A run folder that cannot be written, or is in use by another process."""
 
     exit_code = 10
+
+
+class UnusableFormat(FedloomError):
+    """A file format that this installation cannot write or read, or that does not keep what a network computes."""
+
+    exit_code = 11

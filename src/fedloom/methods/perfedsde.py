@@ -28,6 +28,7 @@ from fedloom.core.settings import setting
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
 from fedloom.training.bench import Bench
+from fedloom.training.local import one_of
 from fedloom.training.scoring import Scored, best_first
 
 PATIENCE = 50  # draws per wanted offspring before a crowded neighbourhood is left for random architectures
@@ -39,6 +40,11 @@ class PerFedSDESettings:
     iterations: int = setting(5, "search iterations per participation, one epoch of supernet training each", low=1)
     population: int = setting(0, "architectures a client keeps; 0 is three times the number of genes", low=0)
     archive: int = setting(10, "best architectures that the supernet is trained on", low=1)
+    sampling: str = setting(
+        "archive",
+        "what a step trains: one of the archive, or random subnets that use every choice once (FairNAS)",
+        choices=("archive", "fair"),
+    )
     offspring: int = setting(10, "new architectures scored per iteration", low=1)
     mutation: float = setting(0.1, "probability that a gene of a child is redrawn", low=0, high=1)
     averaging: str = setting("coverage", "how updates are combined", choices=tuple(AVERAGING))
@@ -117,7 +123,8 @@ class PerFedSDE:
                 children = self._offspring([member.architecture for member in population], draw)
             with site.clock("train"):
                 archive = [member.architecture for member in population[: settings.archive]]
-                trained = bench.trainer.train_supernet(weights, archive, site.data.train, [rate], draw)
+                subnets = bench.space.fair if settings.sampling == "fair" else one_of(archive)
+                trained = bench.trainer.train_supernet(weights, subnets, site.data.train, [rate], draw)
                 weights, macs, steps = trained.weights, macs + trained.macs, steps + trained.steps
             population = best_first([*population, *self._score(site, weights, children)])[:size]
             scored += len(children)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
 
+from fedloom.core.architecture import Architecture
 from fedloom.core.result import RunResult, mean_and_std
 from fedloom.supernets.base import Supernet
 
@@ -50,32 +52,47 @@ def summary(result: RunResult) -> str:
     )
 
 
-def space_card(supernet: Supernet[Any]) -> dict[str, Any]:
+def space_card(supernet: Supernet[Any], latency_ms: Callable[[Architecture], float] | None = None) -> dict[str, Any]:
     """A search space in numbers: how many architectures, what they and the supernet weigh, and what each gene decides."""
     space = supernet.space
-    named = {name: space.cost(architecture) for name, architecture in space.named.items()}
+    parameters = sum(math.prod(shape) for shape in supernet.shapes.values())
+    named: dict[str, dict[str, float]] = {}
+    published: dict[str, dict[str, int]] = {}
+    for name, architecture in space.named.items():
+        cost = space.cost(architecture)
+        named[name] = {"parameters": cost.parameters, "macs": cost.macs, "activations": cost.activations}
+        if latency_ms:
+            named[name]["latency_ms"] = latency_ms(architecture)
+        published[name] = dict(zip(("parameters", "macs"), space.as_published(architecture), strict=True))
     return {
         "space": space.name,
         "genes": len(space.genes),
         "architectures": space.architectures,
-        "supernet_parameters": sum(math.prod(shape) for shape in supernet.shapes.values()),
-        "named": {name: {"parameters": cost.parameters, "macs": cost.macs} for name, cost in named.items()},
-        "choices": {gene.name: list(gene.values) for gene in space.genes},
+        "supernet_parameters": parameters,
+        "named": named,
+        "as_published": {"supernet_parameters": space.supernet_as_published() or parameters, "named": published},
+        "choices": {gene.name: gene.choices for gene in space.genes},
     }
 
 
 def space_table(card: dict[str, Any]) -> Table:
-    """The card for reading; genes with equal choices share a line."""
+    """The card for reading; genes with equal choices share a line. Counts of the public implementation only where they differ."""
     table = Table("", "", title=card["space"], show_header=False)
     table.add_row("genes", str(card["genes"]))
-    table.add_row("architectures", f"{card['architectures']:.2e}")
-    table.add_row("supernet", f"{card['supernet_parameters']:,} parameters")
+    table.add_row("architectures", f"{card['architectures']:.3g} ({card['architectures']:,})")
+    theirs = card["as_published"]["supernet_parameters"]
+    differs = theirs != card["supernet_parameters"]
+    table.add_row("supernet", f"{card['supernet_parameters']:,} parameters" + f"; {theirs:,} as published" * differs)
     for name, cost in card["named"].items():
-        table.add_row(name, f"{cost['parameters']:,} parameters, {cost['macs']:,} MACs")
+        line = f"{cost['parameters']:,} parameters"
+        theirs = card["as_published"]["named"][name]["parameters"]
+        line += f" ({theirs:,} as published)" if theirs != cost["parameters"] else ""
+        line += f", {cost['macs']:,} MACs, {cost['activations']:,} activations"
+        table.add_row(name, line + (f", {cost['latency_ms']:.1f} ms an image" if "latency_ms" in cost else ""))
     alike: dict[tuple[str, str], int] = {}
     for gene, values in card["choices"].items():
-        line = (gene.partition(" of ")[0], ", ".join(map(str, values)))
-        alike[line] = alike.get(line, 0) + 1
+        row = (gene.partition(" of ")[0], ", ".join(map(str, values)))
+        alike[row] = alike.get(row, 0) + 1
     for (kind, values), count in alike.items():
-        table.add_row(f"{kind} ({count} genes)", values)
+        table.add_row(f"{kind} ({count} gene{'s' * (count > 1)})", values)
     return table

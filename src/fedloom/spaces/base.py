@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.registry import Registry, did_you_mean
 
 Choices = Sequence[int] | npt.NDArray[np.integer]
+Genes = Any  # (architectures, genes) choices: lists, an array or a tensor
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,12 @@ class Gene:
 
     name: str
     values: tuple[int, ...]
+    labels: tuple[str, ...] = ()  # what the values mean, where they are only numbers of something
+
+    @property
+    def choices(self) -> list[object]:
+        """For reading."""
+        return [*self.labels] or [*self.values]
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,34 @@ class ImageShape:
     channels: int
     size: int
     classes: int
+
+
+@dataclass(frozen=True)
+class Box:
+    """One block of a block diagram: what it is, its numbers, and how wide it is against the widest (0 to 1)."""
+
+    label: str
+    detail: str
+    share: float
+
+
+@dataclass(frozen=True)
+class BlockDiagram:
+    """A network as stages, each a title and its boxes in order."""
+
+    stages: tuple[tuple[str, tuple[Box, ...]], ...]
+
+
+@dataclass(frozen=True)
+class CellGraph:
+    """A cell as a graph: its nodes by name, in topological order, and edges (from, to, operation) between their places."""
+
+    title: str
+    nodes: tuple[str, ...]
+    edges: tuple[tuple[int, int, str], ...]
+
+
+Drawing = BlockDiagram | tuple[CellGraph, ...]
 
 
 class SearchSpace(ABC):
@@ -73,6 +109,24 @@ class SearchSpace(ABC):
     def architectures(self) -> int:
         """How many different architectures there are."""
 
+    @abstractmethod
+    def input_sizes(self, genes: Genes) -> list[int]:
+        """Side in pixels that images are resized to before each architecture sees them. Reads the genes only if that is one."""
+
+    @abstractmethod
+    def drawing(self, architecture: Architecture) -> Drawing:
+        """What a picture of this architecture shows."""
+
+    # -- as the public implementation counts, where that is not as ``cost`` does -----
+    def as_published(self, architecture: Architecture) -> tuple[int, int]:
+        """Parameters and multiply-accumulates of its stand-alone network in the implementation that came with the paper."""
+        cost = self.cost(architecture)
+        return cost.parameters, cost.macs
+
+    def supernet_as_published(self) -> int | None:
+        """Parameters of its supernet, if they are not those of ours."""
+        return None
+
     # -- what every space gets --------------------------------------------
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -86,6 +140,13 @@ class SearchSpace(ABC):
     def sample(self, rng: np.random.Generator) -> Architecture:
         """Every gene uniformly and independently."""
         return self.canonical(rng.integers(self.sizes))
+
+    def fair(self, rng: np.random.Generator) -> list[Architecture]:
+        """Strict fairness (FairNAS, Chu et al. 2021): as many architectures as the largest gene has choices, together using every
+        choice of every gene, equally often where all genes have the same number of choices."""
+        count = int(self.sizes.max())
+        columns = [np.concatenate([rng.permutation(size) for _ in range(-(-count // size))])[:count] for size in self.sizes]
+        return [self.canonical(row) for row in np.stack(columns, axis=1)]
 
     def mutate(self, parent: Architecture, rng: np.random.Generator, probability: float = 0.1) -> Architecture:
         """Redraw each active gene with this probability, at least one of them; genes that come to life are drawn afresh."""

@@ -6,7 +6,7 @@ size make instances of any scale; the gene list is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, Choices, Cost, Gene, ImageShape, SearchSpace, round_to_eight
+from fedloom.spaces.base import SPACES, BlockDiagram, Box, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, round_to_eight
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
 STAGES, BLOCKS = 5, 4  # stages, and blocks in the deepest one
@@ -33,6 +33,11 @@ class MobileNetV3Settings:
     strides: tuple[int, ...] = setting((2, 2, 2, 1, 2), "stride of each of the five stages")
     norm: str = setting("batch", "normalisation: batch, or group with groups of 8 channels", choices=("batch", "group"))
     input_size: int = setting(0, "side in pixels that images are resized to inside the network; 0 keeps them as they are", low=0, high=1024)
+
+    @classmethod
+    def tiny(cls) -> MobileNetV3Settings:
+        """The smallest useful instance: every gene has its effect, on images of 8 pixels and more."""
+        return cls(width=0.1, strides=(2, 1, 1, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -107,11 +112,41 @@ class MobileNetV3(SearchSpace):
         operations = len(KERNELS) * len(EXPANSIONS)
         return int(sum(operations**depth for depth in DEPTHS) ** STAGES)
 
+    def input_sizes(self, genes: Genes) -> list[int]:
+        return [self.settings.input_size or self.image.size] * len(genes)
+
     def outline(self, architecture: Architecture) -> Outline:
         return self._outline(architecture)
 
     def cost(self, architecture: Architecture) -> Cost:
         return self._cost(architecture)
+
+    def drawing(self, architecture: Architecture) -> BlockDiagram:
+        """A row per stage, a box per block: kernel and expansion; channels in, inside and out, ½ for stride 2, SE for squeeze-excite."""
+        outline, whole = self.outline(architecture), self.outline(self.named["largest"])
+        widest = max(whole.head, whole.features, *(block.middle for block in whole.blocks))
+
+        def box(label: str, channels: Sequence[int], width: int, stride: int = 1, squeeze: int = 0) -> Box:
+            return Box(label, "→".join(map(str, channels)) + ", ½" * (stride == 2) + ", SE" * (squeeze > 0), width / widest)
+
+        def block_box(block: Block) -> Box:
+            kernel = f"{block.kernel}×{block.kernel}"
+            if not block.expands:
+                return box(kernel, (block.inputs, block.outputs), block.middle)
+            label = f"{kernel} ×{block.middle // block.inputs}"
+            return box(label, (block.inputs, block.middle, block.outputs), block.middle, block.stride, block.squeeze)
+
+        stem = box("3×3", (outline.image.channels, outline.stem), outline.stem, self.settings.stem_stride)
+        stages: list[tuple[str, tuple[Box, ...]]] = [(f"stem, {outline.input_size} pixels", (stem, block_box(outline.blocks[0])))]
+        for stage in range(1, STAGES + 1):
+            blocks = [block for block in outline.blocks if block.name.startswith(f"stage{stage}.")]
+            stages.append((f"stage {stage}, {blocks[0].size} pixels", tuple(map(block_box, blocks))))
+        head = (
+            box("1×1", (outline.blocks[-1].outputs, outline.head), outline.head),
+            box("mean, 1×1", (outline.head, outline.features), outline.features),
+            box("classes", (outline.features, outline.image.classes), outline.image.classes),
+        )
+        return BlockDiagram((*stages, (f"head, {outline.final_size} pixels", head)))
 
     def _make_outline(self, architecture: Architecture) -> Outline:
         def wide(channels: int) -> int:

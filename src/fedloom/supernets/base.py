@@ -2,16 +2,20 @@
 
 Weights arrive in messages and leave in messages, so a supernet holds none. Every parameter is a tensor at its largest
 size; an architecture uses a rectangle of it (its *region*), and absent blocks use nothing.
+
+Two executions, one truth. *Sliced* (``forward``): real slices, exactly the work of the subnet; for CPUs, export, deployment.
+*Masked* (``forward_many``): static shapes, architectures as a tensor, many at once, nothing read back to the host; for GPUs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
@@ -26,6 +30,9 @@ Space = TypeVar("Space", bound=SearchSpace)
 
 
 class Supernet(ABC, Generic[Space]):
+    # Whether masks pay on a GPU: one set of kernels then serves every architecture, at the price of running what it lacks as well.
+    masks_pay: ClassVar[bool] = True
+
     def __init__(self, space: Space) -> None:
         self.space = space
 
@@ -46,6 +53,14 @@ class Supernet(ABC, Generic[Space]):
         """
 
     @abstractmethod
+    def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
+        """``forward`` of the architecture whose choices are ``genes``, (genes,) integers on the device, at static shapes.
+
+        ``weights`` are the whole supernet's and ``images`` already have their input size. Must be safe under ``torch.vmap``
+        over ``genes``: no value of a tensor may reach Python.
+        """
+
+    @abstractmethod
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         """The weights of the stand-alone network, from the supernet's; names and shapes are those of ``network``."""
 
@@ -54,6 +69,71 @@ class Supernet(ABC, Generic[Space]):
         """The stand-alone network as plain torch modules, freshly initialised."""
 
     # -- what every supernet gets -----------------------------------------
+    def forward_many(
+        self,
+        images: Tensor,
+        weights: Weights,
+        genes: Tensor,
+        statistics: Statistics | None = None,
+        sizes: Sequence[int] | None = None,
+        chunk: int | None = None,
+    ) -> Tensor:
+        """(architectures, n, classes) logits of many subnets of one supernet, masked; equal to ``forward`` of each.
+
+        genes: (architectures, genes) choices. Statistics that are measured (``rows``) come back with a leading axis of
+        architectures, channels that an architecture lacks at mean 0 and variance 1; those that are given have it or not.
+        sizes: the input side of each architecture; without them a space with several reads them from the genes. A batch runs
+        as one group per size. chunk: how many architectures at a time, to bound memory.
+        """
+        sizes = sizes or self.space.input_sizes(genes)
+        if len(set(sizes)) == 1:
+            return self._many(resized(images, sizes[0]), weights, genes, statistics, chunk)
+        groups = {size: [index for index, s in enumerate(sizes) if s == size] for size in dict.fromkeys(sizes)}
+        place = {index: row for row, index in enumerate(index for members in groups.values() for index in members)}
+        logits: list[Tensor] = []
+        measured: list[Mapping[str, tuple[Tensor, Tensor]]] = []
+        for size, members in groups.items():
+            known = (
+                None
+                if statistics is None
+                else Statistics({k: (_some(m, members), _some(v, members)) for k, (m, v) in statistics.items()}, statistics.rows)
+            )
+            logits.append(self._many(resized(images, size), weights, _some(genes, members), known, chunk))
+            measured.append(known or {})
+        back = [place[index] for index in range(len(sizes))]
+        if statistics is not None and statistics.rows:
+            for name in measured[0]:
+                mean, variance = (torch.cat([part[name][side] for part in measured]) for side in (0, 1))
+                statistics[name] = (_some(mean, back), _some(variance, back))
+        return _some(torch.cat(logits), back)
+
+    def _many(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None, chunk: int | None) -> Tensor:
+        known = dict(statistics or {})
+        axes = {name: tuple(0 if moment.ndim == 2 else None for moment in moments) for name, moments in known.items()}
+
+        def one(choices: Tensor, known: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+            own = None if statistics is None else Statistics(known, statistics.rows)
+            return self.masked(images, weights, choices, own), dict(own or {}) if own is not None and own.rows else {}
+
+        if len(genes) == 1:  # the same without the cost of vmap
+            logits, measured = one(genes[0], {name: (m[0], v[0]) if m.ndim == 2 else (m, v) for name, (m, v) in known.items()})
+            logits, measured = logits[None], {name: (m[None], v[None]) for name, (m, v) in measured.items()}
+        else:
+            logits, measured = torch.vmap(one, in_dims=(0, axes), chunk_size=chunk)(genes, known)
+        if statistics is not None:
+            statistics.update(measured)
+        return logits
+
+    def take_statistics(self, statistics: Statistics, architecture: Architecture) -> Statistics:
+        """An architecture's part of statistics that are as wide as the supernet's normalisation layers."""
+        regions = self.regions(architecture)
+        taken = Statistics()
+        for name, (mean, variance) in statistics.items():
+            if f"{name}.weight" in regions:
+                (part,) = regions[f"{name}.weight"]
+                taken[name] = (mean[part], variance[part])
+        return taken
+
     def take(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         """An architecture's part of the supernet's weights, as views."""
         return {name: weights[name][region] for name, region in self.regions(architecture).items()}
@@ -100,6 +180,18 @@ class Supernet(ABC, Generic[Space]):
                 axes = self.elastic_axes[name]
                 counts[name][tuple(part if elastic else slice(None) for part, elastic in zip(region, axes, strict=True))] += times
         return counts
+
+
+def resized(images: Tensor, size: int) -> Tensor:
+    """Images at this side in pixels, as they are when it is their own."""
+    if images.shape[-1] == size:
+        return images
+    return F.interpolate(images, size=(size, size), mode="bicubic", align_corners=False)
+
+
+def _some(rows: Tensor, chosen: Sequence[int]) -> Tensor:
+    """These rows, by places that Python knows, without sending them to the device; a vector shared by all stays as it is."""
+    return torch.stack([rows[index] for index in chosen]) if rows.ndim > 1 else rows
 
 
 SUPERNETS: Registry[Callable[..., Supernet[Any]]] = Registry("supernet")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,13 +24,28 @@ class Statistics(dict[str, tuple[Tensor, Tensor]]):
         self.rows = rows
 
 
-def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, name: str, statistics: Statistics | None) -> Tensor:
+def batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, name: str, statistics: Statistics | None, mask: Tensor | None = None
+) -> Tensor:
+    """With a mask, (channels,) booleans, the other channels come out as zero and leave no statistics.
+
+    The mask multiplies scale and shift, not the output: no further pass over the activations.
+    """
+    if mask is not None:
+        weight = mask.to(x.dtype) if weight is None else weight * mask
+        bias = bias if bias is None else bias * mask
     if statistics is None:
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
     if statistics.rows:
-        statistics[name] = _moments(x[: statistics.rows])
+        statistics[name] = _moments(x[: statistics.rows]) if mask is None else _masked_moments(x[: statistics.rows], mask)
     mean, variance = statistics[name]
-    return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=EPS)
+    if mask is None:
+        return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=EPS)
+    # Under vmap the library's kernel is several times slower on small maps than one multiplication and addition.
+    assert weight is not None
+    scale = torch.rsqrt(variance + EPS) * weight
+    shift = (0.0 if bias is None else bias) - mean * scale
+    return torch.addcmul(shift[:, None, None], x, scale[:, None, None])
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,8 +56,37 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance * ((count - 1) / count)
 
 
-def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The same under ``vmap``, where nothing may be written in place; masked channels have mean 0 and variance 1."""
+    variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+    return mean * mask, torch.where(mask, variance, 1.0)
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Groups of fixed size, so a channel's group is the same at every width; the other channels come out as zero under a mask."""
+    if mask is not None:
+        weight, bias = weight * mask, bias * mask
+    x = x.contiguous()  # the kernel asks for the layout, which vmap cannot answer for permuted tensors
     return F.group_norm(x, x.shape[1] // GROUP, weight, bias, eps=EPS)
+
+
+# -- masks: what a gene decides, as arithmetic on tensors that never reaches Python ------------------------------------
+def pick(values: Sequence[int], gene: Tensor) -> Tensor:
+    """values[gene] for a gene that is a tensor: no constants to upload, nothing to read back."""
+    chosen = torch.zeros_like(gene)
+    for index, value in enumerate(values):
+        chosen = chosen + value * (gene == index)
+    return chosen
+
+
+def below(channels: int, width: Tensor) -> Tensor:
+    """(channels,) True for the first ``width`` channels."""
+    return torch.arange(channels, device=width.device) < width
+
+
+def only(x: Tensor, mask: Tensor) -> Tensor:
+    """(n, channels, …) with zeros in all but the masked-in channels; also where they are not finite."""
+    return torch.where(mask.reshape(1, -1, *[1] * (x.ndim - 2)), x, 0.0)
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -71,3 +116,15 @@ def elastic_kernel(weight: Tensor, kernel: int, to_five: Tensor | None, to_three
         weight = (weight.reshape(channels, 9) @ to_three.T).reshape(channels, 1, 3, 3)
     assert weight.shape[-1] == kernel
     return weight
+
+
+def masked_kernel(weight: Tensor, gene: Tensor, to_five: Tensor, to_three: Tensor) -> Tensor:
+    """``elastic_kernel`` for a gene (0, 1, 2: side 3, 5, 7), always seven wide: smaller kernels have zeros around them.
+
+    weight: (channels, 1, 7, 7); to_five: (5, 5, 25); to_three: (9, 9).
+    """
+    middle = weight[:, :, centre(7, 5), centre(7, 5)]
+    inner = to_five[centre(5, 3), centre(5, 3)]
+    five = F.pad(elastic_kernel(middle, 5, to_five, None), (1, 1, 1, 1))
+    three = F.pad(elastic_kernel(middle, 3, inner, to_three), (2, 2, 2, 2))
+    return torch.where(gene == 0, three, torch.where(gene == 1, five, weight))

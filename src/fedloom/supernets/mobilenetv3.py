@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
-from fedloom.spaces.mobilenetv3 import Block, MobileNetV3, MobileNetV3Settings, Outline
-from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights
-from fedloom.supernets.elastic import EPS, GROUP, Statistics, batch_norm, centre, elastic_kernel, group_norm, pointwise
+from fedloom.spaces.base import round_to_eight
+from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, STAGES, Block, MobileNetV3, MobileNetV3Settings, Outline
+from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
+from fedloom.supernets.elastic import (
+    EPS,
+    GROUP,
+    Statistics,
+    batch_norm,
+    below,
+    centre,
+    elastic_kernel,
+    group_norm,
+    masked_kernel,
+    only,
+    pick,
+    pointwise,
+)
 
 WHOLE = slice(None)
 
@@ -72,32 +86,81 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
     def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
         outline = self.space.outline(architecture)
 
-        def convolution(x: Tensor, name: str, kernel: Tensor | None = None, stride: int = 1, groups: int = 1) -> Tensor:
-            kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
-            x = pointwise(x, kernel) if kernel.shape[-1] == 1 else F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
-            scale, shift = weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"]
-            if self.space.settings.norm == "group":
-                return group_norm(x, scale, shift)
-            return batch_norm(x, scale, shift, f"{name}.norm", statistics)
+        def run(x: Tensor, block: Block) -> Tensor:
+            return self._block(x, weights, block, _depth_kernel(weights, block), statistics)
 
-        def inverted_residual(x: Tensor, block: Block) -> Tensor:
-            act = F.relu if block.activation == "relu" else F.hardswish
-            y = act(convolution(x, f"{block.name}.expand")) if block.expands else x
-            y = act(convolution(y, f"{block.name}.depth", _depth_kernel(weights, block), block.stride, block.middle))
-            if block.squeeze:
-                pooled = y.mean((2, 3), keepdim=True)
-                hidden = F.relu(_biased(pooled, weights, f"{block.name}.squeeze.reduce"))
-                y = y * F.hardsigmoid(_biased(hidden, weights, f"{block.name}.squeeze.restore"))
-            y = convolution(y, f"{block.name}.project")
-            return x + y if block.shortcut else y
+        return self._network(resized(images, outline.input_size), weights, outline, run, statistics)
 
-        x = _resized(images, outline)
-        x = F.hardswish(convolution(x, "stem", stride=self.space.settings.stem_stride))
+    def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
+        outline = self.space.outline(self.space.named["largest"])
+        places = {f"stage{stage + 1}.block{index + 1}": (stage, index) for stage in range(STAGES) for index in range(BLOCKS)}
+
+        def run(x: Tensor, block: Block) -> Tensor:
+            if block.name not in places:  # the block after the stem is not elastic
+                return self._block(x, weights, block, _depth_kernel(weights, block), statistics)
+            stage, index = places[block.name]
+            place = stage * BLOCKS + index
+            kernel_gene, expansion_gene, depth_gene = genes[place], genes[STAGES * BLOCKS + place], genes[2 * STAGES * BLOCKS + stage]
+            matrices = (weights[f"{block.name}.depth.{name}"] for name in ("to_five", "to_three"))
+            kernel = masked_kernel(weights[f"{block.name}.depth.conv.weight"], kernel_gene, *matrices)
+            widths = [round_to_eight(block.inputs * expansion) for expansion in EXPANSIONS]
+            channels = below(block.middle, pick(widths, expansion_gene))
+            hidden = below(block.squeeze, pick([round_to_eight(width // 4) for width in widths], expansion_gene))
+            y = self._block(x, weights, block, kernel, statistics, channels, hidden)
+            return y if index < min(DEPTHS) else torch.where(pick(DEPTHS, depth_gene) > index, y, x)
+
+        return self._network(images, weights, outline, run, statistics)
+
+    def _network(
+        self, x: Tensor, weights: Weights, outline: Outline, run: Callable[[Tensor, Block], Tensor], statistics: Statistics | None
+    ) -> Tensor:
+        x = F.hardswish(self._normed(x, weights, "stem", statistics, stride=self.space.settings.stem_stride))
         for block in outline.blocks:
-            x = inverted_residual(x, block)
-        x = F.hardswish(convolution(x, "head")).mean((2, 3), keepdim=True)
+            x = run(x, block)
+        x = F.hardswish(self._normed(x, weights, "head", statistics)).mean((2, 3), keepdim=True)
         x = F.hardswish(pointwise(x, weights["features.conv.weight"])).flatten(1)
         return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
+
+    def _block(
+        self,
+        x: Tensor,
+        weights: Weights,
+        block: Block,
+        kernel: Tensor,
+        statistics: Statistics | None,
+        channels: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """An inverted residual block; under masks, of its active channels and squeeze-excite units. Both activations keep 0 at 0."""
+        act = F.relu if block.activation == "relu" else F.hardswish
+        y = act(self._normed(x, weights, f"{block.name}.expand", statistics, mask=channels)) if block.expands else x
+        y = act(self._normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, block.middle, channels))
+        if block.squeeze:
+            inside = F.relu(_biased(y.mean((2, 3), keepdim=True), weights, f"{block.name}.squeeze.reduce"))
+            inside = inside if hidden is None else only(inside, hidden)
+            y = y * F.hardsigmoid(_biased(inside, weights, f"{block.name}.squeeze.restore"))
+        every = None if channels is None else torch.ones(block.outputs, dtype=torch.bool, device=y.device)
+        y = self._normed(y, weights, f"{block.name}.project", statistics, mask=every)
+        return x + y if block.shortcut else y
+
+    def _normed(
+        self,
+        x: Tensor,
+        weights: Weights,
+        name: str,
+        statistics: Statistics | None,
+        kernel: Tensor | None = None,
+        stride: int = 1,
+        groups: int = 1,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """A convolution and its normalisation."""
+        kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
+        x = pointwise(x, kernel) if kernel.shape[-1] == 1 else F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
+        scale, shift = weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"]
+        if self.space.settings.norm == "group":
+            return group_norm(x, scale, shift, mask)
+        return batch_norm(x, scale, shift, f"{name}.norm", statistics, mask)
 
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         taken = self.take(weights, architecture)
@@ -149,12 +212,6 @@ def _biased(x: Tensor, weights: Weights, name: str) -> Tensor:
     return pointwise(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
-def _resized(images: Tensor, outline: Outline) -> Tensor:
-    if images.shape[-1] == outline.input_size:
-        return images
-    return F.interpolate(images, size=(outline.input_size, outline.input_size), mode="bicubic", align_corners=False)
-
-
 class PlainMobileNetV3(nn.Module):
     """One architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
 
@@ -175,7 +232,7 @@ class PlainMobileNetV3(nn.Module):
         self.classifier = nn.Linear(outline.features, outline.image.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.hardswish(self.stem(_resized(images, self.outline)))
+        x = F.hardswish(self.stem(resized(images, self.outline.input_size)))
         for block in self.outline.blocks:
             x = self.get_submodule(block.name)(x)
         x = F.hardswish(self.head(x)).mean((2, 3), keepdim=True)

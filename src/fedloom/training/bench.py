@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,14 +16,12 @@ from fedloom.core.errors import ClientFailed
 from fedloom.core.messages import Arrays
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.spaces.base import SearchSpace
+from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
 from fedloom.training.local import Pixels, Trainer
 from fedloom.training.recipe import TrainingSettings, falling
 from fedloom.training.scoring import Score, Scorer
-
-BYTES = 4  # float32
-MEGABYTE = 1e6
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,7 @@ class Bench:
     rounds: int
     protocol: str  # clean: validation data select; paper: test data select, as the papers did
     device: torch.device
+    start: Weights = field(default_factory=dict)  # what takes the place of random initial weights, by name
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -45,7 +44,7 @@ class Bench:
 
     @cached_property
     def scorer(self) -> Scorer:
-        return Scorer(self.supernet, self.pixels, self.training.calibration)
+        return Scorer(self.supernet, self.training, self.pixels)
 
     # -- messages and tensors --------------------------------------------------
     def tensors(self, arrays: Arrays) -> dict[str, Tensor]:
@@ -56,10 +55,13 @@ class Bench:
         return {name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}
 
     def initial_supernet(self, seed: int) -> dict[str, Any]:
-        return self.arrays(self.supernet.initial(derive_seed(seed, "weights")))
+        return self.arrays(self._initial(seed))
 
     def initial_network(self, seed: int, architecture: Architecture) -> dict[str, Any]:
-        return self.arrays(self.supernet.plain(self.supernet.initial(derive_seed(seed, "weights")), architecture))
+        return self.arrays(self.supernet.plain(self._initial(seed), architecture))
+
+    def _initial(self, seed: int) -> Weights:
+        return {**self.supernet.initial(derive_seed(seed, "weights")), **self.start}
 
     # -- schedule ----------------------------------------------------------------
     def draw_participants(self, seed: int, round: int, clients: list[str]) -> list[str]:
@@ -79,9 +81,7 @@ class Bench:
     # -- cost ---------------------------------------------------------------------
     def training_memory_mb(self, architecture: Architecture, stored: int, examples: int) -> float:
         """Weights and momenta as stored, gradients of the network, activations of a batch."""
-        cost = self.space.cost(architecture)
-        batch = min(self.training.batch, examples)
-        return BYTES * (2 * stored + cost.parameters + batch * cost.activations) / MEGABYTE
+        return training_memory_mb(self.space.cost(architecture), stored, min(self.training.batch, examples))
 
     # -- the final participation ----------------------------------------------------
     def personalise(self, site: ClientSite, architecture: Architecture, plain: Weights, seed: int) -> tuple[PersonalModel, Diary]:

@@ -1,55 +1,67 @@
-"""A training step captured once as a CUDA graph and replayed: the GPU does not wait for Python between small kernels."""
+"""Weights in training at fixed places in memory, and steps on them that a GPU replays without waiting for Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 
-from fedloom.core.architecture import Architecture
 from fedloom.supernets.base import Weights
+from fedloom.training.packed import Packed, flattened
 
-Step = Callable[[Weights, Weights, Architecture, Tensor, Tensor, Tensor], None]
-Key = tuple[Architecture, tuple[tuple[str, tuple[int, ...]], ...], int]
+Input = Tensor | float
 
 
-class GraphedStep:
-    """One network, one batch shape. Weights, momenta, images, labels and rate live in fixed tensors that the graph reads and writes."""
+class Workplace:
+    """Packed weights, their momenta and decay. ``run`` makes a step, on a GPU by replaying a CUDA graph captured at its first call.
 
-    @staticmethod
-    def key_of(architecture: Architecture, weights: Weights, batch: int) -> Key:
-        return architecture, tuple((name, tuple(tensor.shape)) for name, tensor in weights.items()), batch
+    A step is known by its key: what it computes and the shapes of its inputs. Inputs are copied to fixed tensors, because a
+    graph reads and writes fixed addresses.
+    """
 
-    def __init__(self, step: Step, weights: Weights, architecture: Architecture, images: Tensor, labels: Tensor) -> None:
-        self.key = self.key_of(architecture, weights, len(labels))
-        self._weights = {name: tensor.clone() for name, tensor in weights.items()}
-        self._momenta = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-        self._images, self._labels = images.clone(), labels.clone()
-        self._rate = torch.zeros((), device=labels.device)
-        arguments = (self._weights, self._momenta, architecture, self._images, self._labels, self._rate)
+    def __init__(self, weights: Weights, decay: float) -> None:
+        self.weights = Packed.of(weights)
+        self.momenta = torch.zeros_like(self.weights.flat)
+        # (entries,) no decay for biases and normalisation
+        self.decay = flattened(torch.full_like(tensor, decay if tensor.ndim > 1 else 0.0) for tensor in weights.values())
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+
+    def load(self, weights: Weights) -> None:
+        """Start again from these weights."""
+        for name, tensor in weights.items():
+            self.weights.views[name].copy_(tensor)
+        self.momenta.zero_()
+
+    def run(self, step: Callable[..., None], key: Hashable, *inputs: Input) -> None:
+        if not self.weights.flat.is_cuda:
+            step(self, *inputs)
+            return
+        if key not in self._captured:
+            self._captured[key] = self._capture(step, inputs)
+        graph, fixed = self._captured[key]
+        for place, given in zip(fixed, inputs, strict=True):
+            if isinstance(given, Tensor):
+                place.copy_(given)
+            else:
+                place.fill_(given)
+        graph.replay()
+
+    def _capture(self, step: Callable[..., None], inputs: tuple[Input, ...]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        device = self.weights.flat.device
+        fixed = [given.clone() if isinstance(given, Tensor) else torch.full((), given, device=device) for given in inputs]
+        before = self.weights.flat.clone(), self.momenta.clone()
         # Shapes are fixed here, so let the convolution library look for its fastest kernels.
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(3):  # warm-up: libraries allocate and choose kernels outside the capture
-                    step(*arguments)
+                    step(self, *fixed)
             torch.cuda.current_stream().wait_stream(side)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                step(*arguments)
-
-    def load(self, weights: Weights) -> None:
-        for name, tensor in weights.items():
-            self._weights[name].copy_(tensor)
-            self._momenta[name].zero_()
-
-    def step(self, images: Tensor, labels: Tensor, rate: float) -> None:
-        self._images.copy_(images)
-        self._labels.copy_(labels)
-        self._rate.fill_(rate)
-        self._graph.replay()
-
-    def weights_now(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self._weights.items()}
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step(self, *fixed)
+        self.weights.flat.copy_(before[0])  # the warm-up moved them
+        self.momenta.copy_(before[1])
+        return graph, fixed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import Examples
 from fedloom.data.augment import Augmentation, augment, normalise
 from fedloom.supernets.base import Supernet, Weights
-from fedloom.training.graphs import GraphedStep
+from fedloom.training.graphs import Workplace
+from fedloom.training.packed import flattened, sgd
 from fedloom.training.recipe import TrainingSettings
 
 # A graph costs about as much as this many eager steps to capture.
 WORTH_A_GRAPH = 40
+KEPT_MASKS = 64  # architectures whose trained entries are remembered, packed
 
 
 @dataclass(frozen=True)
@@ -44,65 +47,139 @@ class Trained:
     macs: int
 
 
+Draw = Callable[[np.random.Generator], Sequence[Architecture]]  # the subnets that one step trains together
+
+Turn = tuple[Sequence[Architecture], Tensor, Tensor, float]  # subnets, images, labels, rate of one step
+
+
+def runs_masked(supernet: Supernet[Any], settings: TrainingSettings, device: torch.device) -> bool:
+    """Which execution ``training.execution`` means here; ``auto`` slices on a CPU."""
+    return settings.execution == "masked" or (settings.execution == "auto" and device.type == "cuda" and supernet.masks_pay)
+
+
+def one_of(archive: Sequence[Architecture]) -> Draw:
+    """One subnet per step, drawn evenly from the archive."""
+    return lambda rng: [archive[int(rng.integers(len(archive)))]]
+
+
 class Trainer:
     """Trains weights on examples. ``train_network`` moves a plain network, ``train_supernet`` the regions of drawn subnets."""
 
     def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels) -> None:
         self.supernet, self.settings, self.pixels = supernet, settings, pixels
         self.augmentation = Augmentation(settings.crop, settings.flip, settings.cutout)
-        self._graph: GraphedStep | None = None  # the last captured step; a fixed network needs only one
+        self._workplaces: dict[str, tuple[Hashable, Workplace]] = {}  # the last one for a network and for the supernet
+        self._masks: dict[tuple[Architecture, ...], Tensor] = {}
 
     def train_network(
         self, plain: Weights, architecture: Architecture, examples: Examples, rates: Sequence[float], rng: np.random.Generator
     ) -> Trained:
         """One learning rate per epoch. Every entry of ``plain`` is trained."""
-        weights = _copy(plain)
-        batch = self._batch(examples)
-        steps = len(rates) * self._steps(examples)
-        if next(iter(weights.values())).is_cuda and (steps >= WORTH_A_GRAPH or self._has_graph(architecture, weights, batch)):
-            weights = self._replay(weights, architecture, examples, rates, rng)
-        else:
-            momenta = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        batch, steps = self._batch(examples), len(rates) * self._steps(examples)
+        if examples.labels.is_cuda and (steps >= WORTH_A_GRAPH or self._known("network", architecture)):
+
+            def step(place: Workplace, images: Tensor, labels: Tensor, rate: Tensor) -> None:
+                gradient = flattened(self._gradients(place.weights.views, architecture, images, labels))
+                sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, None)
+
+            place = self._workplace("network", architecture, plain)
             for images, labels, rate in self._batches(examples, rates, rng):
-                self._step(weights, momenta, architecture, images, labels, rate)
+                place.run(step, batch, images, labels, rate)
+            weights = place.weights.unpacked()
+        else:
+            weights, momenta = _copy(plain), _zeros(plain)
+            for images, labels, rate in self._batches(examples, rates, rng):
+                self._move(weights, momenta, self._gradients(weights, architecture, images, labels), rate)
         return self._trained(weights, Counter({architecture: steps}), batch)
 
-    def train_supernet(
-        self,
-        weights: Weights,
-        archive: Sequence[Architecture],
-        examples: Examples,
-        rates: Sequence[float],
-        rng: np.random.Generator,
-    ) -> Trained:
-        """Each step draws a subnet from the archive, evenly, and trains its region only: momentum and decay do not touch other entries."""
-        weights = _copy(weights)
-        momenta = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    def train_supernet(self, weights: Weights, draw: Draw, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Trained:
+        """Each step draws subnets, sums their gradients on one batch and moves their regions only: momentum and decay do not
+        touch other entries."""
         steps: Counter[Architecture] = Counter()
-        for images, labels, rate in self._batches(examples, rates, rng):
-            architecture = archive[int(rng.integers(len(archive)))]
-            take = self.supernet.take
-            self._step(take(weights, architecture), take(momenta, architecture), architecture, images, labels, rate)
-            steps[architecture] += 1
-        return self._trained(weights, steps, self._batch(examples))
+
+        def turns() -> Iterator[Turn]:
+            for images, labels, rate in self._batches(examples, rates, rng):
+                drawn = draw(rng)
+                steps.update(drawn)
+                yield drawn, images, labels, rate
+
+        masked = runs_masked(self.supernet, self.settings, examples.labels.device)
+        train = self._train_masked if masked else self._train_sliced
+        return self._trained(train(weights, turns()), steps, self._batch(examples))
+
+    def _train_sliced(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
+        weights, momenta, take = _copy(weights), _zeros(weights), self.supernet.take
+        for drawn, images, labels, rate in turns:
+            if len(drawn) == 1:  # a rectangle of each parameter: move views of it
+                own = take(weights, drawn[0])
+                self._move(own, take(momenta, drawn[0]), self._gradients(own, drawn[0], images, labels), rate)
+                continue
+            total = _zeros(weights)
+            for architecture in drawn:
+                gradients = self._gradients(take(weights, architecture), architecture, images, labels)
+                torch._foreach_add_(list(take(total, architecture).values()), gradients)
+            before, moved = _copy(weights), _copy(momenta)
+            self._move(weights, momenta, list(total.values()), rate)
+            for name, times in self.supernet.coverage(Counter(drawn)).items():
+                trained = (times > 0).to(labels.device)
+                weights[name] = torch.where(trained, weights[name], before[name])
+                momenta[name] = torch.where(trained, momenta[name], moved[name])
+        return weights
+
+    def _train_masked(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
+        """The same at static shapes: on a GPU one captured step serves every architecture, because the architecture is an input."""
+        place = self._workplace("supernet", None, weights)
+        for drawn, images, labels, rate in turns:
+            sizes = self.supernet.space.input_sizes([architecture.choices for architecture in drawn])
+            order = sorted(range(len(drawn)), key=sizes.__getitem__)  # so that few different shapes need capturing
+            ordered = tuple(sizes[index] for index in order)
+            genes = torch.tensor([drawn[index].choices for index in order]).to(labels.device)
+            key = (len(labels), ordered)
+            place.run(partial(self._masked_step, ordered), key, images, labels, rate, genes, self._mask(drawn, labels.device))
+        return place.weights.unpacked()
+
+    def _masked_step(
+        self, sizes: Sequence[int], place: Workplace, images: Tensor, labels: Tensor, rate: Tensor | float, genes: Tensor, mask: Tensor
+    ) -> None:
+        gradient = flattened(self._masked_gradients(place.weights.views, genes, sizes, images, labels))
+        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
 
     # -- one step -----------------------------------------------------------
-    def _step(
-        self, weights: Weights, momenta: Weights, architecture: Architecture, images: Tensor, labels: Tensor, rate: float | Tensor
-    ) -> None:
-        """Moves ``weights`` and ``momenta`` in place; both may be views into larger tensors."""
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=self.settings.label_smoothing)
+
+    def _gradients(self, weights: Weights, architecture: Architecture, images: Tensor, labels: Tensor) -> list[Tensor]:
+        """One per weight; zero where an architecture lets a weight go to waste (DARTS: an input whose every edge is ``none``)."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
-        logits = self.supernet.forward(self.pixels.normalise(images), leaves, architecture)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.settings.label_smoothing)
-        gradients = list(torch.autograd.grad(loss, list(leaves.values())))
+        loss = self._loss(self.supernet.forward(self.pixels.normalise(images), leaves, architecture), labels)
+        return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+
+    def _masked_gradients(self, weights: Weights, genes: Tensor, sizes: Sequence[int], images: Tensor, labels: Tensor) -> list[Tensor]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+        logits = self.supernet.forward_many(self.pixels.normalise(images), leaves, genes, sizes=sizes)  # (subnets, n, classes)
+        loss = self._loss(logits.flatten(0, 1), labels.repeat(len(genes))) * len(genes)
+        return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+
+    def _move(self, weights: Weights, momenta: Weights, gradients: list[Tensor], rate: float) -> None:
+        """SGD in place; weights and momenta may be views into larger tensors."""
         with torch.no_grad():
             decayed = [(g, w) for g, w in zip(gradients, weights.values(), strict=True) if w.ndim > 1]
             torch._foreach_add_([g for g, _ in decayed], [w for _, w in decayed], alpha=self.settings.weight_decay)
             moved = list(momenta.values())
             torch._foreach_mul_(moved, self.settings.momentum)
             torch._foreach_add_(moved, gradients)
-            # The rate is multiplied in, not passed as alpha, so that it may be a tensor inside a captured graph.
-            torch._foreach_sub_(list(weights.values()), torch._foreach_mul(moved, rate))
+            torch._foreach_add_(list(weights.values()), moved, alpha=-rate)
+
+    def _mask(self, drawn: Sequence[Architecture], device: torch.device) -> Tensor:
+        """Which entries these architectures train, packed."""
+        key = tuple(drawn)
+        if key not in self._masks:
+            if len(self._masks) >= KEPT_MASKS:
+                self._masks.pop(next(iter(self._masks)))
+            counts = self.supernet.coverage(Counter(drawn))
+            shapes = self.supernet.shapes
+            self._masks[key] = flattened((count > 0).to(device).expand(shapes[name]) for name, count in counts.items())
+        return self._masks[key]
 
     # -- batches --------------------------------------------------------------
     def _batch(self, examples: Examples) -> int:
@@ -124,23 +201,23 @@ class Trainer:
         macs = sum(self.supernet.space.cost(architecture).macs * times * batch for architecture, times in steps.items())
         return Trained(weights, steps, macs)
 
-    # -- captured steps (GPU) ------------------------------------------------
-    def _has_graph(self, architecture: Architecture, weights: Weights, batch: int) -> bool:
-        return self._graph is not None and self._graph.key == GraphedStep.key_of(architecture, weights, batch)
+    # -- where packed weights train --------------------------------------------
+    def _known(self, kind: str, what: Hashable) -> bool:
+        return kind in self._workplaces and self._workplaces[kind][0] == what
 
-    def _replay(
-        self, weights: dict[str, Tensor], architecture: Architecture, examples: Examples, rates: Sequence[float], rng: np.random.Generator
-    ) -> dict[str, Tensor]:
-        batch = self._batch(examples)
-        if not self._has_graph(architecture, weights, batch):
-            self._graph = None  # free its memory before the next capture
-            self._graph = GraphedStep(self._step, weights, architecture, examples.images[:batch], examples.labels[:batch])
-        assert self._graph is not None
-        self._graph.load(weights)
-        for images, labels, rate in self._batches(examples, rates, rng):
-            self._graph.step(images, labels, rate)
-        return self._graph.weights_now()
+    def _workplace(self, kind: str, what: Hashable, weights: Weights) -> Workplace:
+        """The last workplace of its kind if it was for the same network: what it captured can be used again."""
+        if not self._known(kind, what):
+            self._workplaces.pop(kind, None)  # frees its memory before the next capture
+            self._workplaces[kind] = (what, Workplace(weights, self.settings.weight_decay))
+        place = self._workplaces[kind][1]
+        place.load(weights)
+        return place
 
 
 def _copy(weights: Weights) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def _zeros(weights: Weights) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}

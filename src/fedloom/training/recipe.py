@@ -23,6 +23,9 @@ class TrainingSettings:
     calibration: int = setting(256, "training images on which normalisation statistics are measured before scoring", low=2)
     finetune_epochs: int = setting(10, "epochs of local fine-tuning at the end; 0 is off", low=0)
     finetune_rates: tuple[float, ...] = setting((0.02, 0.005, 0.001), "rates tried for it; the best on validation data is kept", low=0)
+    execution: str = setting(
+        "auto", "how subnets run: sliced, masked (many at once, static shapes), or the faster one", choices=("auto", "sliced", "masked")
+    )
 
 
 def falling(rate: float, done: float, schedule: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,11 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import Examples
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
-from fedloom.training.local import Pixels
+from fedloom.training.local import Pixels, runs_masked
+from fedloom.training.recipe import TrainingSettings
 
 CHUNK = 1000  # images per forward pass when statistics are known
+MASKED_ROWS = 4096  # images times architectures per masked pass; bounds memory, not results
 
 
 @dataclass(frozen=True)
@@ -42,30 +44,41 @@ def best_first(candidates: Sequence[Scored]) -> list[Scored]:
 
 
 class Scorer:
-    def __init__(self, supernet: Supernet[Any], pixels: Pixels, calibration: int) -> None:
-        self.supernet, self.pixels, self.calibration = supernet, pixels, calibration
+    def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels) -> None:
+        self.supernet, self.settings, self.pixels = supernet, settings, pixels
 
     def calibration_images(self, examples: Examples) -> Tensor:
         """Up to ``calibration`` training images, spread evenly over them (examples may lie sorted by class)."""
-        count = min(self.calibration, len(examples))
+        count = min(self.settings.calibration, len(examples))
         spread = torch.linspace(0, len(examples) - 1, count, device=examples.labels.device).round().long()
         return self.pixels.normalise(examples.images[spread])
 
     @torch.no_grad()
-    def score_subnets(
-        self, weights: Weights, architectures: Sequence[Architecture], examples: Examples, train: Examples
-    ) -> list[Scored]:
-        """Score subnets of a supernet: one pass each measures the statistics on training images and the logits on examples."""
+    def score_subnets(self, weights: Weights, architectures: Sequence[Architecture], examples: Examples, train: Examples) -> list[Scored]:
+        """Score subnets of a supernet: one pass measures the statistics on training images and the logits on examples."""
+        if not architectures:
+            return []
         calibration = self.calibration_images(train)
         images = torch.cat([calibration, self.pixels.normalise(examples.images)])
-        results = []
-        for architecture in architectures:
-            statistics = Statistics(rows=len(calibration))
-            logits = self.supernet.forward(images, self.supernet.take(weights, architecture), architecture, statistics)[len(calibration) :]
-            results.append(_measure(logits, examples.labels))
+        run = self._logits_masked if runs_masked(self.supernet, self.settings, images.device) else self._logits_sliced
+        results = [_measure(logits, examples.labels) for logits in run(images, len(calibration), weights, architectures)]
         # One transfer for all of them: (architectures, 2) accuracy and loss.
-        numbers = torch.stack(results).tolist() if results else []
+        numbers = torch.stack(results).tolist()
         return [Scored(a, Score(accuracy, loss)) for a, (accuracy, loss) in zip(architectures, numbers, strict=True)]
+
+    def _logits_sliced(self, images: Tensor, rows: int, weights: Weights, architectures: Sequence[Architecture]) -> Iterator[Tensor]:
+        for architecture in architectures:
+            own = self.supernet.take(weights, architecture)
+            yield self.supernet.forward(images, own, architecture, Statistics(rows=rows))[rows:]
+
+    def _logits_masked(self, images: Tensor, rows: int, weights: Weights, architectures: Sequence[Architecture]) -> Iterator[Tensor]:
+        choices = [architecture.choices for architecture in architectures]
+        genes = torch.tensor(choices).to(images.device)
+        chunk = max(1, MASKED_ROWS // len(images))
+        logits = self.supernet.forward_many(
+            images, weights, genes, Statistics(rows=rows), sizes=self.supernet.space.input_sizes(choices), chunk=chunk
+        )
+        return iter(logits[:, rows:])
 
     @torch.no_grad()
     def calibrate(self, plain: Weights, architecture: Architecture, train: Examples) -> Statistics:

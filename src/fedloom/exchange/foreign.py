@@ -1,0 +1,174 @@
+"""Weights that others trained: a public network's state dict becomes a weights file of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from math import prod
+from operator import mul
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedloom import config
+from fedloom.core.errors import InvalidConfig, InvalidData
+from fedloom.core.registry import did_you_mean
+from fedloom.core.seeds import rng
+from fedloom.exchange.models import make_supernet, one_line
+from fedloom.exchange.weights import CLASSIFIER, header, save_weights
+from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.supernets.base import Supernet
+from fedloom.supernets.foreign import PUBLIC, PublicNetwork
+
+NAMED = 3  # keys that a refusal names
+NESTS = ("state_dict", "model")  # where training scripts put the state dict inside a checkpoint
+DEEP = 3  # and how deep
+MOMENT = re.compile(r"\.running_(mean|var)$")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A public network's weights under our names."""
+
+    source: str
+    supernet: Supernet[Any]
+    tensors: Mapping[str, Tensor]  # weights and running statistics
+    expected_leftovers: Mapping[str, int]  # last part of the key -> how many
+    unexpected_leftovers: tuple[str, ...]
+
+
+def import_weights(space: str, path: Path, overrides: Sequence[str], size: int, out: Path) -> Imported:
+    """Read ``path``, check it against the public network of this space as ``overrides`` change it, write ``out``."""
+    SPACES[space]  # refuses an unknown name
+    if space not in PUBLIC:
+        raise InvalidConfig(f"There is no public network to import into {space!r}. {did_you_mean(space, list(PUBLIC))}")
+    public = PUBLIC[space]
+    imported = _translate(space, public, _settings(space, public, overrides), size or public.size, path, read_state(path))
+    classes = imported.supernet.space.image.classes
+    channels = imported.supernet.space.image.channels
+    mean, std = (values if len(values) == channels else (0.5,) * channels for values in (public.mean, public.std))
+    described = {"source": public.naming.SOURCE, "classes": [str(number) for number in range(classes)], "mean": mean, "std": std}
+    save_weights(out, imported.supernet, imported.tensors, described)
+    return imported
+
+
+def _settings(space: str, public: PublicNetwork, overrides: Sequence[str]) -> Any:
+    for override in overrides:
+        if not override.startswith(f"{space}."):
+            raise InvalidConfig(f"{override!r} is not a setting of {space}: write {space}.KEY=VALUE")
+    base = [f"{space}.{key}={json.dumps(value)}" for key, value in asdict(public.naming.settings()).items()]  # JSON's values are TOML's
+    return config.load(None, [f"space={space}", *base, *overrides]).components[space]
+
+
+# -- reading ----------------------------------------------------------------------
+# Settings that public training scripts save beside the tensors: read as dictionaries, and nobody looks at them. torch refuses
+# every other class before one is made.
+PASSENGERS: list[Any] = [(OrderedDict, "argparse.Namespace"), (OrderedDict, "yacs.config.CfgNode")]
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name. Nothing in the file is executed."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+        if start[8:] == b"{":
+            if header(path):
+                raise InvalidData(f"{path} is a file of Fedloom already. Give import-weights a checkpoint of the public network")
+            content: Any = load_file(path)
+        else:
+            with torch.serialization.safe_globals(PASSENGERS):
+                content = torch.load(path, map_location="cpu", weights_only=True)
+    except InvalidData:
+        raise
+    except OSError as error:
+        raise InvalidData(f"{path} cannot be read: {error.strerror or one_line(error)}", file=str(path)) from error
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        asked = f"asks for {found[1]}, and making one could run code" if found else "is damaged or no weights file"
+        cure = "Save the state dict alone: torch.save(network.state_dict(), FILE)"
+        raise InvalidData(f"{path} {asked}. {cure}", file=str(path)) from error
+    except Exception as error:  # damaged bytes can raise anything
+        raise InvalidData(f"{path} is damaged or no weights file: {one_line(error, 80)}", file=str(path)) from error
+    for _ in range(DEEP):
+        if isinstance(content, dict):
+            content = next((content[key] for key in NESTS if isinstance(content.get(key), dict)), content)
+    entries = content.items() if isinstance(content, dict) else ()
+    tensors = {key: value for key, value in entries if isinstance(key, str) and isinstance(value, Tensor)}
+    if not tensors:
+        raise InvalidData(f"{path} holds no tensors by name: it is not the state dict of a network", file=str(path))
+    if all(key.startswith("module.") for key in tensors):  # saved from nn.DataParallel
+        tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
+    return tensors
+
+
+# -- names and shapes -----------------------------------------------------------------
+def _translate(space: str, public: PublicNetwork, settings: Any, size: int, path: Path, state: Mapping[str, Tensor]) -> Imported:
+    supernet = _instance(space, public, settings, size, {public.fold(key): tensor for key, tensor in state.items()})
+    if public.split:
+        state = public.split(state, supernet)
+    known = {public.fold(key): key for key in state}
+    table = {ours: public.fold(theirs) for ours, theirs in public.naming.table(supernet).items()}
+    missing = [public.naming.table(supernet)[ours] for ours, theirs in table.items() if theirs not in known]
+    what = f"{path} is not a checkpoint of {public.naming.SOURCE}"
+    if missing:
+        raise InvalidData(f"{what}: of its {len(table)} tensors {len(missing)} are missing, such as {some(missing)}", file=str(path))
+    shapes = _shapes(supernet, list(table))
+    tensors, odd = {}, []
+    for ours, theirs in table.items():
+        tensor, shape = state[known[theirs]], shapes[ours]
+        if not reshapes(tuple(tensor.shape), shape):
+            odd.append(f"{known[theirs]} {tuple(tensor.shape)} where {shape} belongs")
+        elif tensor.is_meta or tensor.layout != torch.strided or not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise InvalidData(f"{path}: {known[theirs]} holds values that are not finite numbers", file=str(path))
+        else:
+            tensors[ours] = tensor.float().reshape(shape).contiguous()
+    if odd:
+        cure = f"If it is another size of that network, say so with {space}.KEY=VALUE"
+        raise InvalidData(f"{what}: {len(odd)} tensors have another shape, such as {some(odd)}. {cure}", file=str(path))
+    left = sorted(set(state) - {known[theirs] for theirs in table.values()})
+    expected = [key for key in left if re.search(public.naming.EXPECTED_LEFTOVERS, key)]
+    kinds = Counter(key.rpartition(".")[2] for key in expected)
+    return Imported(public.naming.SOURCE, supernet, tensors, kinds, tuple(key for key in left if key not in set(expected)))
+
+
+def _instance(space: str, public: PublicNetwork, settings: Any, size: int, state: Mapping[str, Tensor]) -> Supernet[Any]:
+    """The supernet with the checkpoint's number of classes and input channels."""
+    outline = make_supernet(space, settings, ImageShape(3, size, 2))
+    table = public.naming.table(outline)
+    first = next(name for name, shape in outline.shapes.items() if len(shape) == 4)  # the stem's convolution
+    stem, classifier = (state.get(public.fold(table[name])) for name in (first, f"{CLASSIFIER}weight"))
+    channels = stem.shape[1] if stem is not None and stem.ndim == 4 else 3
+    classes = classifier.shape[0] if classifier is not None and classifier.ndim == 2 else 2
+    return make_supernet(space, settings, ImageShape(channels, size, classes))
+
+
+def _shapes(supernet: Supernet[Any], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Of parameters and running statistics: those of a layer have the shape of its weight, if it has one."""
+    shapes = {name: supernet.shapes[like] for name in names if (like := MOMENT.sub(".weight", name)) in supernet.shapes}
+    draw = rng(0, "shapes")
+    for _ in range(1000):  # normalisations without weights: a few stand-alone networks name them all
+        if set(names) <= set(shapes):
+            return shapes
+        for architecture in supernet.space.fair(draw):
+            with torch.device("meta"):
+                state = supernet.network(architecture).state_dict()
+            shapes = {name: tuple(tensor.shape) for name, tensor in state.items()} | shapes
+    raise ValueError(f"no architecture has {sorted(set(names) - set(shapes))}")
+
+
+def reshapes(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether one shape is the other with some neighbouring axes merged, or with axes of size one more or less."""
+    first, second = set(accumulate(one, mul, initial=1)), set(accumulate(other, mul, initial=1))
+    return prod(one) == prod(other) and (first <= second or second <= first)
+
+
+def some(keys: Sequence[str], count: int = NAMED) -> str:
+    return ", ".join(keys[:count]) + (f" and {len(keys) - count} more" if len(keys) > count else "")

@@ -1,0 +1,212 @@
+"""Budgets: limits on what an architecture may cost, kept by everything that is drawn from a space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import InvalidConfig
+from fedloom.core.seeds import rng as generator_at
+from fedloom.core.settings import setting
+from fedloom.spaces.base import Choices, Cost, Drawing, Gene, Genes, SearchSpace
+
+TRIES = 20  # draws before one that does not fit is reduced until it does; if one in ten fits, that is one time in eight
+BYTES = 4  # float32
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class BudgetSettings:
+    parameters: float = setting(0.0, "most parameters that a client's network may have; 0 is no limit", low=0)
+    macs: float = setting(0.0, "most multiply-accumulates that it may spend on one image; 0 is no limit", low=0)
+    memory_mb: float = setting(
+        0.0, "most megabytes that training it may take: weights, gradients, momenta, activations of a batch; 0 is no limit", low=0
+    )
+    latency_ms: float = setting(
+        0.0, "most milliseconds for one image, measured on this machine: such a run does not repeat bit by bit; 0 is no limit", low=0
+    )
+
+
+def training_memory_mb(cost: Cost, stored: int, batch: int) -> float:
+    """Weights and momenta as stored, gradients of the network, activations of a batch."""
+    return BYTES * (2 * stored + cost.parameters + batch * cost.activations) / MEGABYTE
+
+
+Need = Callable[[Architecture], float]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One line of a budget: the setting's name, the most it allows, and what an architecture needs of it."""
+
+    name: str
+    most: float
+    need: Need
+    unit: str
+    measured: bool = False  # by a clock, so that it differs from time to time
+
+    def needed(self, architecture: Architecture) -> str:
+        """In words, never rounded to less: the number shown is one that suffices."""
+        return f"{_number(math.ceil(self.need(architecture) * 1000) / 1000)} {self.unit}"
+
+    def __str__(self) -> str:
+        return f"budget.{self.name} ({_number(self.most)})"
+
+
+def bounded(space: SearchSpace, budget: BudgetSettings, batch: int, latency_ms: Need) -> SearchSpace:
+    """The part of a space within a budget; the space itself, draws and all, without one.
+
+    batch: examples per training step, for the memory. latency_ms: measures an architecture; asked last, and only if there is a limit.
+    """
+
+    def memory_mb(architecture: Architecture) -> float:
+        cost = space.cost(architecture)
+        return training_memory_mb(cost, cost.parameters, batch)
+
+    lines = (
+        Limit("parameters", budget.parameters, lambda architecture: space.cost(architecture).parameters, "parameters"),
+        Limit("macs", budget.macs, lambda architecture: space.cost(architecture).macs, "multiply-accumulates"),
+        Limit("memory_mb", budget.memory_mb, memory_mb, "MB to train it"),
+        Limit("latency_ms", budget.latency_ms, latency_ms, "ms for an image", measured=True),
+    )
+    limits = tuple(limit for limit in lines if limit.most)
+    return Bounded(space, limits) if limits else space
+
+
+class Bounded(SearchSpace):
+    """A space of which only the architectures within some limits are drawn; methods use it like any other.
+
+    A draw that does not fit is repeated, up to a bound; then the last one is reduced. So draws are not uniform over what fits: the
+    tighter the budget, the more of them lie just below it. Genes, names, encoding and costs are those of the whole space.
+    """
+
+    def __init__(self, whole: SearchSpace, limits: tuple[Limit, ...]) -> None:
+        self.whole, self.limits, self.name = whole, limits, whole.name
+        self._smallest = np.array(whole.named["smallest"].choices)
+        broken = self.broken(whole.named["smallest"])
+        if broken:
+            raise InvalidConfig(
+                f"{broken} is too little for {self.name}: its smallest architecture needs {broken.needed(whole.named['smallest'])}. "
+                "Raise the budget (0 is no limit), or make the space smaller by the settings in its table",
+                key=f"budget.{broken.name}",
+            )
+
+    # -- the budget ---------------------------------------------------------
+    def broken(self, architecture: Architecture) -> Limit | None:
+        """The first limit that an architecture exceeds."""
+        return next((limit for limit in self.limits if limit.need(architecture) > limit.most), None)
+
+    def fits(self, architecture: Architecture) -> bool:
+        return self.broken(architecture) is None
+
+    # -- draws ----------------------------------------------------------------
+    def sample(self, rng: np.random.Generator) -> Architecture:
+        return self._repeated(lambda: self.whole.sample(rng), rng)
+
+    def fair(self, rng: np.random.Generator) -> list[Architecture]:
+        """As the whole space has it, those that do not fit reduced; choices that do not fit are then used less often than others."""
+        return [self.reduced(architecture, rng) for architecture in self.whole.fair(rng)]
+
+    def mutate(self, parent: Architecture, rng: np.random.Generator, probability: float = 0.1) -> Architecture:
+        """A mutant that fits; where nothing near the parent does, this may be the parent itself."""
+        return self._repeated(lambda: self.whole.mutate(parent, rng, probability), rng)
+
+    def crossover(self, first: Architecture, second: Architecture, rng: np.random.Generator) -> Architecture:
+        """Parents that fit may have children that do not, hence repeated and reduced too."""
+        return self._repeated(lambda: self.whole.crossover(first, second, rng), rng)
+
+    def decode(self, genes: npt.ArrayLike) -> Architecture:
+        """The nearest architecture, reduced if it does not fit; which genes give way depends on nothing but that architecture."""
+        nearest = self.whole.decode(genes)
+        return self.reduced(nearest, generator_at("reduced", nearest.id))
+
+    def _repeated(self, draw: Callable[[], Architecture], rng: np.random.Generator) -> Architecture:
+        for _ in range(TRIES):
+            architecture = draw()
+            if self.fits(architecture):
+                return architecture
+        return self.reduced(architecture, rng)
+
+    def reduced(self, architecture: Architecture, rng: np.random.Generator) -> Architecture:
+        """An architecture that fits: genes take the choices of the smallest one by one, in random order, until it does.
+
+        Found by bisection. Costs need not fall with every gene; one step before what is returned, it did not fit.
+        """
+        if self.fits(architecture):
+            return architecture
+        order = rng.permutation(len(self._smallest))
+
+        def after(genes: int) -> Architecture:
+            return self.canonical(np.where(np.isin(np.arange(len(order)), order[:genes]), self._smallest, architecture.choices))
+
+        too_few, enough = 0, len(order)  # all genes give the smallest, which fits
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            if self.fits(after(middle)):
+                enough = middle
+            else:
+                too_few = middle
+        return after(enough)
+
+    def find(self, text: str, rng: np.random.Generator) -> Architecture:
+        """An architecture by name or id, refused if it does not fit: a network asked for by name is never replaced by another."""
+        if text == "random" and any(limit.measured for limit in self.limits):
+            raise InvalidConfig(
+                "A random architecture under budget.latency_ms would be another one after a resume, because latency is measured. "
+                "Choose one by name or id"
+            )
+        architecture = self.sample(rng) if text == "random" else self.whole.find(text, rng)
+        broken = self.broken(architecture)
+        if broken:
+            raise InvalidConfig(
+                f"The architecture {text if len(text) <= 60 else text[:60] + '…'} needs {broken.needed(architecture)}, more than {broken}. "
+                "Choose a smaller one (smallest always fits), or raise the budget",
+                key=f"budget.{broken.name}",
+            )
+        return architecture
+
+    # -- as the whole space has it -----------------------------------------------
+    @property
+    def genes(self) -> tuple[Gene, ...]:
+        return self.whole.genes
+
+    @property
+    def named(self) -> Mapping[str, Architecture]:
+        """All of them, also those that do not fit: a name means the same network whatever the budget."""
+        return self.whole.named
+
+    @property
+    def architectures(self) -> int:
+        """Of the whole space: how many of them fit is not known."""
+        return self.whole.architectures
+
+    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
+        return self.whole.active(choices)
+
+    def canonical(self, choices: Choices) -> Architecture:
+        return self.whole.canonical(choices)
+
+    def cost(self, architecture: Architecture) -> Cost:
+        return self.whole.cost(architecture)
+
+    def input_sizes(self, genes: Genes) -> list[int]:
+        return self.whole.input_sizes(genes)
+
+    def encode(self, architecture: Architecture) -> npt.NDArray[np.float64]:
+        return self.whole.encode(architecture)
+
+    def check(self, architecture: Architecture) -> None:
+        self.whole.check(architecture)
+
+    def drawing(self, architecture: Architecture) -> Drawing:
+        return self.whole.drawing(architecture)
+
+
+def _number(value: float) -> str:
+    """20,000,000 and 0.125: thousands separated, no digits that say nothing."""
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if value >= 0.001 else f"{value:g}"

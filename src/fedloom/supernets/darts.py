@@ -1,0 +1,246 @@
+"""The path-wise DARTS supernet: every operation of every edge of every cell has weights of its own.
+
+Three executions share one skeleton: *sliced* runs the operation chosen on each edge, *masked* runs all and keeps one,
+*mixture* adds all up with given coefficients, as the continuous relaxation of the paper does (Liu et al., section 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.core.architecture import Architecture
+from fedloom.spaces.darts import DARTS, Cell, DARTSSettings, Layer, Part
+from fedloom.spaces.genotype import EDGES, INPUTS, KINDS, NODES
+from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
+from fedloom.supernets.elastic import EPS, Statistics, batch_norm, pointwise
+
+WHOLE = slice(None)
+Edge = Callable[[Cell, int, Tensor], Tensor | None]  # what edge number … of a cell makes of its source; None for nothing
+Run = Callable[[Part, Tensor], Tensor]
+
+
+@SUPERNETS.add("darts", DARTSSettings, "path-wise weights: every operation of every edge of every cell has its own")
+class DARTSSupernet(Supernet[DARTS]):
+    masks_pay = False  # masked, every edge runs all its operations
+
+    def initial(self, seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        weights: dict[str, Tensor] = {}
+
+        def uniform(name: str, shape: tuple[int, ...], connections: int) -> None:
+            # torch's own initialisation of convolutions and linear layers, which DARTS uses.
+            weights[name] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(connections)
+
+        for part in self.space.parts():
+            for name, shape in part.shapes.items():
+                if len(shape) == 1:  # scale and shift of a normalisation
+                    weights[name] = torch.ones(shape) if name.endswith(".weight") else torch.zeros(shape)
+                else:
+                    uniform(name, shape, math.prod(shape[1:]))
+        features, classes = self.space.features, self.space.image.classes
+        uniform("classifier.weight", (classes, features), features)
+        uniform("classifier.bias", (classes,), features)
+        return weights
+
+    def regions(self, architecture: Architecture) -> Mapping[str, Region]:
+        shapes = {name: shape for part in self.space.parts(architecture) for name, shape in part.shapes.items()}
+        regions: dict[str, Region] = {name: (WHOLE,) * len(shape) for name, shape in shapes.items()}
+        return {**regions, "classifier.weight": (WHOLE, WHOLE), "classifier.bias": (WHOLE,)}
+
+    def take_statistics(self, statistics: Statistics, architecture: Architecture) -> Statistics:
+        """By the names of the layers: most normalisations have no weights to know them by."""
+        names = [name for part in self.space.parts(architecture) for name in part.norms]
+        return Statistics({name: statistics[name] for name in names if name in statistics})
+
+    # -- executions ---------------------------------------------------------
+    def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
+        chosen = self.space.chosen(architecture)
+
+        def run(part: Part, x: Tensor) -> Tensor:
+            return run_part(part, x, weights, statistics)
+
+        def edge(cell: Cell, number: int, x: Tensor) -> Tensor | None:
+            name = chosen[cell.kind][number]
+            return None if name == "none" else run(cell.operations[number][name], x)
+
+        return self._network(resized(images, self.space.input_size), weights, run, edge)
+
+    def mixture(self, images: Tensor, weights: Weights, coefficients: Tensor, statistics: Statistics | None = None) -> Tensor:
+        """(n, classes) logits when every edge adds up all its operations, each times its coefficient; gradients reach both.
+
+        coefficients: (2, 14, operations) for the normal and the reduction cell, in the order of ``space.operations``. DARTS
+        gives the softmax of its architecture parameters. SPIDER gives ones, and zeros for the operations it has removed.
+        """
+
+        def run(part: Part, x: Tensor) -> Tensor:
+            return run_part(part, x, weights, statistics)
+
+        def edge(cell: Cell, number: int, x: Tensor) -> Tensor | None:
+            row = coefficients[cell.kind, number]
+            return _sum([row[k] * run(self._part(cell, number, k), x) for k in self._computing])
+
+        return self._network(resized(images, self.space.input_size), weights, run, edge)
+
+    def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
+        """The mixture whose coefficients are one for the chosen operation and zero for all others, which leave no statistics."""
+        operations = torch.arange(len(self.space.operations), device=genes.device)
+        chosen = genes.reshape(len(KINDS), len(EDGES), 1) == operations  # (2, 14, operations)
+
+        always = torch.ones((), dtype=torch.bool, device=genes.device)
+
+        def run(part: Part, x: Tensor) -> Tensor:
+            return run_part(part, x, weights, statistics, always)
+
+        def edge(cell: Cell, number: int, x: Tensor) -> Tensor | None:
+            row = chosen[cell.kind, number]
+            made: Tensor | float = 0.0
+            for k in self._computing:  # what is not chosen is dropped, not multiplied by zero: it may be no number
+                made = torch.where(row[k], run_part(self._part(cell, number, k), x, weights, statistics, row[k]), made)
+            return cast(Tensor, made)
+
+        return self._network(images, weights, run, edge)
+
+    def _network(self, images: Tensor, weights: Weights, run: Run, edge: Edge) -> Tensor:
+        """The skeleton: how cells and nodes are connected."""
+        before = last = run(self.space.stem, images)
+        for cell in self.space.cells:
+            inputs = [run(part, x) for part, x in zip(cell.inputs, (before, last), strict=True)]
+            before, last = last, _cell(inputs, cell.stride, lambda number, x, cell=cell: edge(cell, number, x))  # type: ignore[misc]
+        return F.linear(last.mean((2, 3)), weights["classifier.weight"], weights["classifier.bias"])
+
+    @property
+    def _computing(self) -> list[int]:
+        """The operations that compute something: all but ``none``."""
+        return [k for k, name in enumerate(self.space.operations) if name != "none"]
+
+    def _part(self, cell: Cell, edge: int, operation: int) -> Part:
+        return cell.operations[edge][self.space.operations[operation]]
+
+    # -- the stand-alone network ------------------------------------------------
+    def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.take(weights, architecture).items()}
+
+    def network(self, architecture: Architecture) -> nn.Module:
+        return PlainDARTS(self.space, architecture)
+
+
+def _cell(inputs: Sequence[Tensor], stride: int, edge: Callable[[int, Tensor], Tensor | None]) -> Tensor:
+    """Every node is the sum of its edges, zero without any; the output is all nodes side by side."""
+    nothing = torch.zeros_like(inputs[0][:, :, ::stride, ::stride])
+    states = list(inputs)
+    for node in range(INPUTS, INPUTS + NODES):
+        made = [edge(number, states[source]) for number, (source, target) in enumerate(EDGES) if target == node]
+        states.append(_sum([part for part in made if part is not None], nothing))
+    return torch.cat(states[INPUTS:], 1)
+
+
+def _sum(terms: Sequence[Tensor], nothing: Tensor | None = None) -> Tensor:
+    if not terms:
+        assert nothing is not None
+        return nothing
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def run_part(part: Part, x: Tensor, weights: Weights, statistics: Statistics | None, present: Tensor | None = None) -> Tensor:
+    """One operation. When ``present``, a boolean, is false it leaves no statistics, and what it returns means nothing."""
+    for layer in part.layers:
+        name = f"{part.name}.{layer.name}"
+        if layer.kind == "rectify":
+            x = F.relu(x)
+        elif layer.kind == "convolve":
+            weight, reach = weights[f"{name}.weight"], layer.dilation * (layer.kernel // 2)
+            whole = layer.kernel == 1
+            x = pointwise(x, weight) if whole else F.conv2d(x, weight, None, layer.stride, reach, layer.dilation, layer.groups)
+        elif layer.kind == "halve":
+            even, odd = _halves(x)
+            x = torch.cat([pointwise(even, weights[f"{name}.even.weight"]), pointwise(odd, weights[f"{name}.odd.weight"])], 1)
+        elif layer.kind == "max_pool":
+            x = F.max_pool2d(x, layer.kernel, layer.stride, layer.kernel // 2)
+        elif layer.kind == "average_pool":
+            x = F.avg_pool2d(x, layer.kernel, layer.stride, layer.kernel // 2, count_include_pad=False)
+        else:
+            mask = None if present is None else present.expand(layer.outputs)
+            x = batch_norm(x, weights.get(f"{name}.weight"), weights.get(f"{name}.bias"), name, statistics, mask)
+    return x
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Every second pixel, from the first and from the second on; at an odd side the latter lack a row and a column, filled with zeros."""
+    lacking = x.shape[-1] % 2
+    return x[:, :, ::2, ::2], F.pad(x[:, :, 1::2, 1::2], (0, lacking, 0, lacking))
+
+
+class PlainDARTS(nn.Module):
+    """One architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
+
+    def __init__(self, space: DARTS, architecture: Architecture) -> None:
+        super().__init__()
+        self.input_size, self.cells = space.input_size, [cell.name for cell in space.cells]
+        self.stem = _modules(space.stem)
+        for cell in space.cells:
+            self.add_module(cell.name, PlainCell(cell, space.chosen(architecture)[cell.kind]))
+        self.classifier = nn.Linear(space.features, space.image.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        before = last = self.stem(resized(images, self.input_size))
+        for name in self.cells:
+            before, last = last, self.get_submodule(name)(before, last)
+        return self.classifier(last.mean((2, 3)))
+
+
+class PlainCell(nn.Module):
+    def __init__(self, cell: Cell, operations: Sequence[str]) -> None:
+        super().__init__()
+        self.stride = cell.stride
+        self.input0, self.input1 = (_modules(part) for part in cell.inputs)
+        self.edges: dict[int, str] = {}  # where there is an operation: number -> name of its module
+        for number, name in enumerate(operations):
+            if name != "none":
+                part = cell.operations[number][name]
+                self.edges[number] = part.name.split(".")[1]
+                self.add_module(self.edges[number], nn.Sequential(OrderedDict({name: _modules(part)})))
+
+    def forward(self, before: Tensor, last: Tensor) -> Tensor:
+        def edge(number: int, x: Tensor) -> Tensor | None:
+            return self.get_submodule(self.edges[number])(x) if number in self.edges else None
+
+        return _cell([self.input0(before), self.input1(last)], self.stride, edge)
+
+
+class Halve(nn.Module):
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.even, self.odd = (nn.Conv2d(layer.inputs, layer.outputs // 2, 1, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        even, odd = _halves(x)
+        return torch.cat([self.even(even), self.odd(odd)], 1)
+
+
+def _modules(part: Part) -> nn.Sequential:
+    return nn.Sequential(OrderedDict((layer.name or f"{layer.kind}{place}", _module(layer)) for place, layer in enumerate(part.layers)))
+
+
+def _module(layer: Layer) -> nn.Module:
+    reach = layer.dilation * (layer.kernel // 2)
+    if layer.kind == "rectify":
+        return nn.ReLU()
+    if layer.kind == "convolve":
+        return nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, layer.stride, reach, layer.dilation, layer.groups, bias=False)
+    if layer.kind == "halve":
+        return Halve(layer)
+    if layer.kind == "max_pool":
+        return nn.MaxPool2d(layer.kernel, layer.stride, reach)
+    if layer.kind == "average_pool":
+        return nn.AvgPool2d(layer.kernel, layer.stride, reach, count_include_pad=False)
+    return nn.BatchNorm2d(layer.outputs, eps=EPS, affine=layer.affine)

@@ -1,0 +1,188 @@
+"""The NASViT supernet (Gong et al., ICLR 2022): nested weights, the first channels and heads of each layer shared by all widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.core.architecture import Architecture
+from fedloom.spaces.nasvit import (
+    DEPTHS,
+    EXPANSIONS,
+    KERNELS,
+    STAGES,
+    WIDTHS,
+    AttentionBlock,
+    ConvolutionBlock,
+    NASViT,
+    NASViTSettings,
+    Outline,
+    place,
+    scale_row,
+)
+from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
+from fedloom.supernets.elastic import Statistics, batch_norm, below, only, pick, pointwise
+from fedloom.supernets.nasvit_attention import attention_block
+from fedloom.supernets.nasvit_plain import PlainNASViT
+from fedloom.supernets.nasvit_weights import initial, regions
+
+Block = ConvolutionBlock | AttentionBlock
+
+
+@SUPERNETS.add("nasvit", NASViTSettings, "nested weights of convolutions and attention, with scales by depth and number of tokens")
+class NASViTSupernet(Supernet[NASViT]):
+    def initial(self, seed: int) -> dict[str, Tensor]:
+        return initial(self.space, seed)
+
+    def regions(self, architecture: Architecture) -> Mapping[str, Region]:
+        return regions(self.space, architecture)
+
+    def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
+        outline = self.space.outline(architecture)
+
+        def run(x: Tensor, block: Block) -> Tensor:
+            if isinstance(block, AttentionBlock):
+                attention_scale, feed_scale = (weights[f"{block.name}.{branch}.scale.{block.row}"] for branch in ("attention", "feed"))
+                return attention_block(x, weights, block.name, (attention_scale, feed_scale), block.width)
+            y = _inverted(x, weights, block, weights[f"{block.name}.depth.conv.weight"], statistics)
+            x = _pooled(x, block)
+            return y + (pointwise(x, weights[f"{block.name}.shortcut.weight"]) if block.reshapes else x)
+
+        return self._network(resized(images, outline.resolution), weights, outline, run, statistics)
+
+    def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
+        space = self.space
+        outline = space.outline(self._largest_at(images.shape[-1]))
+        widths = [pick([space.wide(width) for width in gene.values], genes[1 + n]) for n, gene in enumerate(space.genes[WIDTHS])]
+
+        def run(x: Tensor, block: Block) -> Tensor:
+            number, index = place(block.name)
+            stage = STAGES[number]
+            inputs, outputs = widths[number + (index > 0)], widths[number + 1]
+            depth = pick(stage.depths, genes[DEPTHS][number])
+            if isinstance(block, AttentionBlock):
+                y = _masked_attention(x, weights, block, depth, outputs)
+            else:
+                middle = inputs * pick(stage.expansions, genes[EXPANSIONS][number])
+                kernel = _masked_kernel(weights[f"{block.name}.depth.conv.weight"], pick(stage.kernels, genes[KERNELS][number]))
+                masks = (below(block.middle, middle), below(block.squeeze, _round_to_eight(middle // 4)), below(block.outputs, outputs))
+                y = _inverted(x, weights, block, kernel, statistics, masks)
+                y = y + _masked_shortcut(_pooled(x, block), weights, block, inputs, outputs)
+            return y if index < stage.depths[0] else torch.where(depth > index, y, x)
+
+        masks = (below(outline.stem, widths[0]), below(outline.head, widths[-2] * (outline.head // outline.last)))
+        return self._network(images, weights, outline, run, statistics, *masks, below(outline.features, widths[-1]))
+
+    def _network(
+        self,
+        x: Tensor,
+        weights: Weights,
+        outline: Outline,
+        run: Callable[[Tensor, Block], Tensor],
+        statistics: Statistics | None,
+        stem: Tensor | None = None,
+        head: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
+        """The last three are the masks of the layers outside the blocks. The activation keeps 0 at 0."""
+        x = F.silu(_normed(x, weights, "stem", statistics, stride=self.space.settings.stem_stride, mask=stem))
+        for block in outline.blocks:
+            x = run(x, block)
+        x = F.silu(_normed(x, weights, "head", statistics, mask=head)).mean((2, 3), keepdim=True)
+        x = F.silu(pointwise(x, weights["features.conv.weight"])).flatten(1)
+        x = x if features is None else only(x, features)
+        return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
+
+    def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.take(weights, architecture).items()}
+
+    def network(self, architecture: Architecture) -> nn.Module:
+        return PlainNASViT(self.space.outline(architecture), self.space.settings.stem_stride)
+
+    def _largest_at(self, resolution: int) -> Architecture:
+        largest = self.space.named["largest"]
+        return replace(largest, choices=(self.space.settings.resolutions.index(resolution), *largest.choices[1:]))
+
+
+# -- layers -------------------------------------------------------------------
+def _inverted(
+    x: Tensor,
+    weights: Weights,
+    block: ConvolutionBlock,
+    kernel: Tensor,
+    statistics: Statistics | None,
+    masks: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+) -> Tensor:
+    """The branch of an inverted residual block; masks: of its middle channels, squeeze-excite units and outputs."""
+    middle, hidden, outputs = masks
+    y = F.silu(_normed(x, weights, f"{block.name}.expand", statistics, mask=middle)) if block.expands else x
+    y = F.silu(_normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, block.middle, middle))
+    if block.squeeze:
+        inside = F.relu(_biased(y.mean((2, 3), keepdim=True), weights, f"{block.name}.squeeze.reduce"))
+        inside = inside if hidden is None else only(inside, hidden)
+        y = y * F.hardsigmoid(_biased(inside, weights, f"{block.name}.squeeze.restore"))
+    return _normed(y, weights, f"{block.name}.project", statistics, mask=outputs)
+
+
+def _pooled(x: Tensor, block: ConvolutionBlock) -> Tensor:
+    """The shortcut at the size of the branch: means of four pixels, zeros around a map of odd side counted among them."""
+    return F.avg_pool2d(x, 2, padding=block.size % 2) if block.stride == 2 else x
+
+
+def _normed(
+    x: Tensor,
+    weights: Weights,
+    name: str,
+    statistics: Statistics | None,
+    kernel: Tensor | None = None,
+    stride: int = 1,
+    groups: int = 1,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """A convolution and its batch normalisation."""
+    kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
+    x = pointwise(x, kernel) if kernel.shape[-1] == 1 else F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
+    return batch_norm(x, weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"], f"{name}.norm", statistics, mask)
+
+
+def _biased(x: Tensor, weights: Weights, name: str) -> Tensor:
+    return pointwise(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def _masked_attention(x: Tensor, weights: Weights, block: AttentionBlock, depth: Tensor, width: Tensor) -> Tensor:
+    """An attention block with the scales of this depth."""
+    number, index = place(block.name)
+    scales = [torch.zeros_like(weights[f"{block.name}.attention.norm.weight"])] * 2
+    for value in STAGES[number].depths:
+        if value > index:
+            names = [f"{block.name}.{branch}.scale.{scale_row(value, block.size)}" for branch in ("attention", "feed")]
+            scales = [torch.where(depth == value, weights[name], scale) for name, scale in zip(names, scales, strict=True)]
+    return attention_block(x, weights, block.name, (scales[0], scales[1]), width, below(block.width, width))
+
+
+def _masked_shortcut(x: Tensor, weights: Weights, block: ConvolutionBlock, inputs: Tensor, outputs: Tensor) -> Tensor:
+    """The identity where the widths are equal, else the convolution."""
+    if f"{block.name}.shortcut.weight" not in weights:  # never needed in this instance
+        return x
+    fitted = only(pointwise(x, weights[f"{block.name}.shortcut.weight"]), below(block.outputs, outputs))
+    same = F.pad(x, (0, 0, 0, 0, 0, block.outputs - block.inputs))
+    return torch.where(inputs == outputs, same, fitted)
+
+
+def _masked_kernel(weight: Tensor, kernel: Tensor) -> Tensor:
+    """The centre of a depth-wise weight that this kernel uses, zeros around it; (channels, 1, side, side)."""
+    side = weight.shape[-1]
+    if side == 3:
+        return weight
+    near = (torch.arange(side, device=weight.device) - side // 2).abs() <= kernel // 2
+    return torch.where(near & near[:, None], weight, 0.0)
+
+
+def _round_to_eight(width: Tensor) -> Tensor:
+    """``round_to_eight`` of whole numbers, as arithmetic on tensors."""
+    rounded = ((width + 4) // 8 * 8).clamp(min=8)
+    return rounded + 8 * (10 * rounded < 9 * width)

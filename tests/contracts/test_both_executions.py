@@ -1,0 +1,98 @@
+"""Training and scoring do the same, sliced and masked, one subnet per step or several, for every supernet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core.client_site import Examples
+from fedloom.core.seeds import rng
+from fedloom.supernets.base import Supernet
+from fedloom.training.local import Draw, Pixels, Trainer, one_of
+from fedloom.training.recipe import TrainingSettings
+from fedloom.training.scoring import Scorer
+from nets import mask, weights_of
+
+PIXELS = Pixels((0.5,), (0.25,))
+SLICED = TrainingSettings(batch=8, crop=0, flip=False, cutout=0, momentum=0.9, weight_decay=0.5, calibration=12, execution="sliced")
+MASKED = replace(SLICED, execution="masked")
+
+
+def examples_of(supernet: Supernet[Any], count: int, seed: int = 0) -> Examples:
+    image, generator = supernet.space.image, torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, image.channels, image.size, image.size), generator=generator, dtype=torch.uint8)
+    return Examples(images, torch.arange(count) % image.classes)
+
+
+def draws_of(supernet: Supernet[Any], kind: str) -> Draw:
+    archive = [*supernet.space.named.values(), supernet.space.sample(rng("archive"))]
+    return supernet.space.fair if kind == "fair" else one_of(archive)
+
+
+@pytest.mark.parametrize("kind", ["archive", "fair"])
+def test_training(supernet: Supernet[Any], kind: str) -> None:
+    weights, examples, draw = weights_of(supernet), examples_of(supernet, 16), draws_of(supernet, kind)
+    sliced, masked = (
+        Trainer(supernet, settings, PIXELS).train_supernet(weights, draw, examples, [0.02, 0.02], np.random.default_rng(0))
+        for settings in (SLICED, MASKED)
+    )
+    assert sliced.steps == masked.steps and sliced.macs == masked.macs > 0
+    counts = supernet.coverage(sliced.steps)
+    for name, tensor in sliced.weights.items():
+        still = (counts[name] == 0).expand(tensor.shape)
+        for trained in (tensor, masked.weights[name]):
+            assert torch.equal(trained[still], weights[name][still]), name
+    start, one, other = (torch.cat([w[name].flatten() for name in weights]) for w in (weights, sliced.weights, masked.weights))
+    assert (one - other).norm() < 0.05 * (one - start).norm()  # float32: rectifiers at their switch; see test_masked
+
+
+def test_a_fair_step_sums_the_gradients_of_all_its_subnets(supernet: Supernet[Any]) -> None:
+    """By hand: one step without momentum or decay moves by the rate times the sum."""
+    settings = replace(SLICED, momentum=0.0, weight_decay=0.0, label_smoothing=0.0)
+    weights, examples = weights_of(supernet), examples_of(supernet, 8)
+    trained = Trainer(supernet, settings, PIXELS).train_supernet(weights, supernet.space.fair, examples, [0.01], np.random.default_rng(3))
+    total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    for architecture, times in trained.steps.items():
+        leaves: dict[str, Tensor] = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+        logits = supernet.forward(PIXELS.normalise(examples.images), supernet.take(leaves, architecture), architecture)
+        loss = F.cross_entropy(logits, examples.labels)
+        for name, gradient in zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True):
+            total[name] += times * gradient
+    largest = max(float(gradient.abs().max()) for gradient in total.values())
+    for name, tensor in trained.weights.items():
+        assert float((weights[name] - 0.01 * total[name] - tensor).abs().max()) < 0.01 * 0.01 * largest + 1e-6, name
+
+
+def test_momentum_and_decay_rest_outside_a_fair_step(supernet: Supernet[Any]) -> None:
+    """Only the union of the drawn regions moves, also when it is no rectangle."""
+    smallest, drawn = supernet.space.named["smallest"], [supernet.space.sample(rng("one")), supernet.space.sample(rng("two"))]
+    weights, examples = weights_of(supernet), examples_of(supernet, 16)
+    queue = [drawn, [smallest, smallest]]
+    for settings in (SLICED, MASKED):
+        trainer = Trainer(supernet, settings, PIXELS)
+        turns = iter(queue)
+        once = trainer.train_supernet(weights, lambda _: queue[0], examples_of(supernet, 8), [0.02], np.random.default_rng(0))
+        assert once.steps == Counter(drawn)
+        both = trainer.train_supernet(weights, lambda _, turns=turns: next(turns), examples, [0.02], np.random.default_rng(0))
+        regions, counts = supernet.regions(smallest), supernet.coverage(once.steps)
+        for name in weights:
+            never = ~(mask(supernet.shapes[name], regions.get(name)) | (counts[name] > 0))
+            assert torch.equal(both.weights[name][never], weights[name][never]), name
+
+
+def test_scoring(supernet: Supernet[Any]) -> None:
+    weights, examples, train = weights_of(supernet), examples_of(supernet, 30), examples_of(supernet, 40, seed=1)
+    draw = rng("scored")
+    architectures = [*supernet.space.named.values(), *(supernet.space.sample(draw) for _ in range(5))]
+    sliced, masked = (Scorer(supernet, s, PIXELS).score_subnets(weights, architectures, examples, train) for s in (SLICED, MASKED))
+    assert [scored.architecture for scored in masked] == architectures
+    for one, other in zip(sliced, masked, strict=True):
+        assert other.score.loss == pytest.approx(one.score.loss, rel=1e-4)
+        assert abs(other.score.accuracy - one.score.accuracy) <= 1 / 30  # an image on the edge may fall either way

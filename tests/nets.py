@@ -1,0 +1,43 @@
+"""Random weights, images and regions of any supernet, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.architecture import Architecture
+from fedloom.supernets.base import Region, Supernet
+from fedloom.supernets.elastic import Statistics
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32, some twenty layers, logits of order one
+
+
+def weights_of(supernet: Supernet[Any], seed: int = 0) -> dict[str, Tensor]:
+    """Initial weights, every entry perturbed."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor + (0.3 if tensor.ndim == 1 else 0.1) * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in supernet.initial(seed).items()
+    }
+
+
+def images_of(supernet: Supernet[Any], count: int, seed: int = 0) -> Tensor:
+    image = supernet.space.image
+    return torch.randn(count, image.channels, image.size, image.size, generator=torch.Generator().manual_seed(seed))
+
+
+def mask(shape: tuple[int, ...], region: Region | None) -> Tensor:
+    """True inside the region; nothing is inside an absent parameter."""
+    inside = torch.zeros(shape, dtype=torch.bool)
+    if region is not None:
+        inside[region] = True
+    return inside
+
+
+@torch.no_grad()
+def measured(supernet: Supernet[Any], weights: dict[str, Tensor], architecture: Architecture, images: Tensor) -> Statistics:
+    statistics = Statistics(rows=len(images))
+    supernet.forward(images, weights, architecture, statistics)
+    return Statistics(statistics)
