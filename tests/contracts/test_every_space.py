@@ -235,6 +235,17 @@ def test_architectures_are_found_by_name_and_id(space: SearchSpace) -> None:
         space.find(f"{space.name}:0-0", rng(0))
 
 
+def test_architectures_are_written_by_the_values_of_their_genes(space: SearchSpace) -> None:
+    for architecture in some(space):
+        values = [gene.choices[choice] for gene, choice in zip(space.genes, architecture.choices, strict=True)]
+        assert space.from_values(values) == architecture
+    for index, gene in enumerate(space.genes):
+        with pytest.raises(InvalidArchitecture, match=re.escape(f"gene {index} ({gene.name}) must be one of ")):
+            space.from_values([*values[:index], 99, *values[index + 1 :]])
+    with pytest.raises(InvalidArchitecture, match=f"has {len(space.genes)} genes, got 3 values"):
+        space.from_values(values[:3])
+
+
 def test_there_are_at_least_as_many_architectures_as_drawn(space: SearchSpace) -> None:
     assert 1 < len(set(some(space))) <= space.architectures <= int(np.prod(space.sizes.astype(object)))
 

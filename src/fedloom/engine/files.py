@@ -24,7 +24,7 @@ DIGEST = 32  # hexadecimal digits in front of the facts
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace a file in one step: a reader, or a run killed at any moment, sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.parent / f".{path.name}.part"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:

@@ -3,7 +3,8 @@
     config.toml            resolved settings
     result.json            the result so far
     ledger.jsonl           one line per participation
-    state/                 server.safetensors (method state after the last checkpoint), split.safetensors, lock
+    state/                 server.safetensors (method state after the last checkpoint), split.safetensors, lock,
+                           weights.safetensors (what the run began with, if `weights` was set)
     clients/<name>/        memory-<round>.safetensors (private memory), model.safetensors (personal model)
 
 Order of writes in a round: client memories, ledger lines, server state. A run killed between any two of them goes on from the last server

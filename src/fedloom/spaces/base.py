@@ -42,6 +42,24 @@ class Cost:
     activations: int  # numbers kept for the backward pass of one image
 
 
+class Tally:
+    """Adds up a cost layer by layer: weights, one multiply-accumulate per weight and output pixel, outputs kept for the backward pass."""
+
+    def __init__(self) -> None:
+        self.parameters = self.macs = self.activations = 0
+
+    def convolution(self, inputs: int, outputs: int, kernel: int, pixels: int, norm: bool = True, bias: bool = False) -> None:
+        """inputs: per group; pixels: of the output."""
+        weights = inputs * outputs * kernel**2
+        self.parameters += weights + 2 * outputs * norm + outputs * bias
+        self.macs += weights * pixels
+        self.activations += outputs * pixels * (2 if norm else 1)
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(self.parameters, self.macs, self.activations)
+
+
 @dataclass(frozen=True)
 class ImageShape:
     """What a network sees and says: input channels, side in pixels, number of classes."""
@@ -136,6 +154,18 @@ class SearchSpace(ABC):
     def canonical(self, choices: Choices) -> Architecture:
         """The architecture these choices describe, genes without effect set to 0."""
         return Architecture(self.name, tuple(int(c) for c in np.where(self.active(choices), choices, 0)))
+
+    def from_values(self, values: Sequence[int | str]) -> Architecture:
+        """The architecture with these values (or labels) of its genes, in their order, as papers and public code write them."""
+        if len(values) != len(self.genes):
+            raise InvalidArchitecture(f"{self.name} has {len(self.genes)} genes, got {len(values)} values")
+        choices = []
+        for index, (gene, value) in enumerate(zip(self.genes, values, strict=True)):
+            if value not in gene.choices:
+                allowed = ", ".join(map(str, gene.choices))
+                raise InvalidArchitecture(f"gene {index} ({gene.name}) must be one of {allowed}; got {value!r}", gene=index)
+            choices.append(gene.choices.index(value))
+        return self.canonical(choices)
 
     def sample(self, rng: np.random.Generator) -> Architecture:
         """Every gene uniformly and independently."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, BlockDiagram, Box, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, round_to_eight
+from fedloom.spaces.base import SPACES, BlockDiagram, Box, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
 STAGES, BLOCKS = 5, 4  # stages, and blocks in the deepest one
@@ -172,17 +172,8 @@ class MobileNetV3(SearchSpace):
         return Outline(self.image, input_size, stem, tuple(blocks), wide(HEAD), wide(FEATURES), size)
 
     def _make_cost(self, architecture: Architecture) -> Cost:
-        """Counted layer by layer: weights, one multiply-accumulate per weight and output pixel, outputs kept for the backward pass."""
-        outline = self.outline(architecture)
-        parameters = macs = activations = 0
-
-        def convolution(inputs: int, outputs: int, kernel: int, pixels: int, norm: bool = True, bias: bool = False) -> None:
-            nonlocal parameters, macs, activations
-            weights = inputs * outputs * kernel**2  # inputs per group
-            parameters += weights + 2 * outputs * norm + outputs * bias
-            macs += weights * pixels
-            activations += outputs * pixels * (2 if norm else 1)
-
+        outline, tally = self.outline(architecture), Tally()
+        convolution = tally.convolution
         size = outline.blocks[0].size
         convolution(outline.image.channels, outline.stem, 3, size**2)
         for block in outline.blocks:
@@ -197,7 +188,7 @@ class MobileNetV3(SearchSpace):
         convolution(outline.blocks[-1].outputs, outline.head, 1, outline.final_size**2)
         convolution(outline.head, outline.features, 1, 1, norm=False)
         convolution(outline.features, outline.image.classes, 1, 1, norm=False, bias=True)
-        return Cost(parameters, macs, activations)
+        return tally.cost
 
 
 def _halved(size: int, stride: int) -> int:

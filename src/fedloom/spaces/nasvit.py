@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, BlockDiagram, Box, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, round_to_eight
+from fedloom.spaces.base import SPACES, BlockDiagram, Box, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight
 
 
 @dataclass(frozen=True)
@@ -217,19 +217,10 @@ class NASViT(SearchSpace):
         return Outline(self.image, values[0], stem, tuple(blocks), inputs, inputs * HEAD_EXPANSION, features, size)
 
     def _make_cost(self, architecture: Architecture) -> Cost:
-        """Counted layer by layer: weights, one multiply-accumulate per weight and output pixel, outputs kept for the backward pass."""
-        outline = self.outline(architecture)
-        parameters = macs = activations = 0
-
-        def convolution(inputs: int, outputs: int, kernel: int, pixels: int, norm: bool = True, bias: bool = False) -> None:
-            nonlocal parameters, macs, activations
-            weights = inputs * outputs * kernel**2  # inputs per group
-            parameters += weights + 2 * outputs * norm + outputs * bias
-            macs += weights * pixels
-            activations += outputs * pixels * (2 if norm else 1)
+        outline, tally = self.outline(architecture), Tally()
+        convolution = tally.convolution
 
         def attention(block: AttentionBlock) -> None:
-            nonlocal parameters, macs, activations
             width, tokens, heads = block.width, block.size**2, block.heads
             values = VALUE_EXPANSION * width
             for inputs, outputs in ((width, width), (width, width), (width, values), (values, width), *[(width, width)] * 4):
@@ -237,9 +228,9 @@ class NASViT(SearchSpace):
             convolution(1, values, 3, tokens, norm=False)
             for _ in ("before", "after"):  # the softmax, heads are mixed
                 convolution(heads, heads, 1, tokens**2, norm=False, bias=True)
-            macs += tokens**2 * (width + values)  # queries times keys, attention times values
-            activations += 2 * heads * tokens**2 + (values + 3 * width) * tokens  # both products, softmax and normalisations
-            parameters += (2 * block.size - 1) ** 2 * heads + 2 * 3 * width + 2 * width  # positions, normalisations, scales
+            tally.macs += tokens**2 * (width + values)  # queries times keys, attention times values
+            tally.activations += 2 * heads * tokens**2 + (values + 3 * width) * tokens  # both products, softmax and normalisations
+            tally.parameters += (2 * block.size - 1) ** 2 * heads + 2 * 3 * width + 2 * width  # positions, normalisations, scales
 
         convolution(outline.image.channels, outline.stem, 3, outline.blocks[0].size ** 2)
         for block in outline.blocks:
@@ -258,7 +249,7 @@ class NASViT(SearchSpace):
         convolution(outline.last, outline.head, 1, outline.size**2)
         convolution(outline.head, outline.features, 1, 1, norm=False)
         convolution(outline.features, outline.image.classes, 1, 1, norm=False, bias=True)
-        return Cost(parameters, macs, activations)
+        return tally.cost
 
     # -- as the public implementation counts -------------------------------------
     def as_published(self, architecture: Architecture) -> tuple[int, int]:

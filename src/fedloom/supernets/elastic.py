@@ -96,6 +96,38 @@ def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
+def normed(
+    x: Tensor,
+    weights: Mapping[str, Tensor],
+    name: str,
+    statistics: Statistics | None,
+    kernel: Tensor | None = None,
+    stride: int = 1,
+    groups: int = 1,
+    mask: Tensor | None = None,
+    norm: str = "batch",
+) -> Tensor:
+    """A convolution and its normalisation, with the weights under ``name`` unless another kernel is given."""
+    kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
+    x = pointwise(x, kernel) if kernel.shape[-1] == 1 else F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
+    scale, shift = weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"]
+    if norm == "group":
+        return group_norm(x, scale, shift, mask)
+    return batch_norm(x, scale, shift, f"{name}.norm", statistics, mask)
+
+
+def biased(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
+    """A 1x1 convolution with a bias and without normalisation."""
+    return pointwise(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def squeezed(x: Tensor, weights: Mapping[str, Tensor], name: str, hidden: Tensor | None = None) -> Tensor:
+    """Squeeze-excite: channels weighed by what the whole map shows; under a mask, of hidden units."""
+    inside = F.relu(biased(x.mean((2, 3), keepdim=True), weights, f"{name}.reduce"))
+    inside = inside if hidden is None else only(inside, hidden)
+    return x * F.hardsigmoid(biased(inside, weights, f"{name}.restore"))
+
+
 def centre(size: int, part: int) -> slice:
     """The middle ``part`` of ``size`` positions."""
     start = (size - part) // 2

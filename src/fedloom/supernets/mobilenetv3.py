@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +19,14 @@ from fedloom.supernets.elastic import (
     EPS,
     GROUP,
     Statistics,
-    batch_norm,
     below,
     centre,
     elastic_kernel,
-    group_norm,
     masked_kernel,
-    only,
+    normed,
     pick,
     pointwise,
+    squeezed,
 )
 
 WHOLE = slice(None)
@@ -134,33 +134,15 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         """An inverted residual block; under masks, of its active channels and squeeze-excite units. Both activations keep 0 at 0."""
         act = F.relu if block.activation == "relu" else F.hardswish
         y = act(self._normed(x, weights, f"{block.name}.expand", statistics, mask=channels)) if block.expands else x
-        y = act(self._normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, block.middle, channels))
-        if block.squeeze:
-            inside = F.relu(_biased(y.mean((2, 3), keepdim=True), weights, f"{block.name}.squeeze.reduce"))
-            inside = inside if hidden is None else only(inside, hidden)
-            y = y * F.hardsigmoid(_biased(inside, weights, f"{block.name}.squeeze.restore"))
+        depth = {"kernel": kernel, "stride": block.stride, "groups": block.middle, "mask": channels}
+        y = act(self._normed(y, weights, f"{block.name}.depth", statistics, **depth))
+        y = squeezed(y, weights, f"{block.name}.squeeze", hidden) if block.squeeze else y
         every = None if channels is None else torch.ones(block.outputs, dtype=torch.bool, device=y.device)
         y = self._normed(y, weights, f"{block.name}.project", statistics, mask=every)
         return x + y if block.shortcut else y
 
-    def _normed(
-        self,
-        x: Tensor,
-        weights: Weights,
-        name: str,
-        statistics: Statistics | None,
-        kernel: Tensor | None = None,
-        stride: int = 1,
-        groups: int = 1,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """A convolution and its normalisation."""
-        kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
-        x = pointwise(x, kernel) if kernel.shape[-1] == 1 else F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
-        scale, shift = weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"]
-        if self.space.settings.norm == "group":
-            return group_norm(x, scale, shift, mask)
-        return batch_norm(x, scale, shift, f"{name}.norm", statistics, mask)
+    def _normed(self, x: Tensor, weights: Weights, name: str, statistics: Statistics | None, **how: Any) -> Tensor:
+        return normed(x, weights, name, statistics, norm=self.space.settings.norm, **how)
 
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         taken = self.take(weights, architecture)
@@ -206,10 +188,6 @@ def _block_regions(block: Block) -> dict[str, Region]:
 def _depth_kernel(weights: Weights, block: Block) -> Tensor:
     matrices = (weights.get(f"{block.name}.depth.{name}") for name in ("to_five", "to_three"))
     return elastic_kernel(weights[f"{block.name}.depth.conv.weight"], block.kernel, *matrices)
-
-
-def _biased(x: Tensor, weights: Weights, name: str) -> Tensor:
-    return pointwise(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
 class PlainMobileNetV3(nn.Module):

@@ -25,7 +25,7 @@ from fedloom.spaces.nasvit import (
     scale_row,
 )
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
-from fedloom.supernets.elastic import Statistics, batch_norm, below, only, pick, pointwise
+from fedloom.supernets.elastic import Statistics, below, normed, only, pick, pointwise, squeezed
 from fedloom.supernets.nasvit_attention import attention_block
 from fedloom.supernets.nasvit_plain import PlainNASViT
 from fedloom.supernets.nasvit_weights import initial, regions
@@ -89,10 +89,10 @@ class NASViTSupernet(Supernet[NASViT]):
         features: Tensor | None = None,
     ) -> Tensor:
         """The last three are the masks of the layers outside the blocks. The activation keeps 0 at 0."""
-        x = F.silu(_normed(x, weights, "stem", statistics, stride=self.space.settings.stem_stride, mask=stem))
+        x = F.silu(normed(x, weights, "stem", statistics, stride=self.space.settings.stem_stride, mask=stem))
         for block in outline.blocks:
             x = run(x, block)
-        x = F.silu(_normed(x, weights, "head", statistics, mask=head)).mean((2, 3), keepdim=True)
+        x = F.silu(normed(x, weights, "head", statistics, mask=head)).mean((2, 3), keepdim=True)
         x = F.silu(pointwise(x, weights["features.conv.weight"])).flatten(1)
         x = x if features is None else only(x, features)
         return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
@@ -119,38 +119,15 @@ def _inverted(
 ) -> Tensor:
     """The branch of an inverted residual block; masks: of its middle channels, squeeze-excite units and outputs."""
     middle, hidden, outputs = masks
-    y = F.silu(_normed(x, weights, f"{block.name}.expand", statistics, mask=middle)) if block.expands else x
-    y = F.silu(_normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, block.middle, middle))
-    if block.squeeze:
-        inside = F.relu(_biased(y.mean((2, 3), keepdim=True), weights, f"{block.name}.squeeze.reduce"))
-        inside = inside if hidden is None else only(inside, hidden)
-        y = y * F.hardsigmoid(_biased(inside, weights, f"{block.name}.squeeze.restore"))
-    return _normed(y, weights, f"{block.name}.project", statistics, mask=outputs)
+    y = F.silu(normed(x, weights, f"{block.name}.expand", statistics, mask=middle)) if block.expands else x
+    y = F.silu(normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, block.middle, middle))
+    y = squeezed(y, weights, f"{block.name}.squeeze", hidden) if block.squeeze else y
+    return normed(y, weights, f"{block.name}.project", statistics, mask=outputs)
 
 
 def _pooled(x: Tensor, block: ConvolutionBlock) -> Tensor:
     """The shortcut at the size of the branch: means of four pixels, zeros around a map of odd side counted among them."""
     return F.avg_pool2d(x, 2, padding=block.size % 2) if block.stride == 2 else x
-
-
-def _normed(
-    x: Tensor,
-    weights: Weights,
-    name: str,
-    statistics: Statistics | None,
-    kernel: Tensor | None = None,
-    stride: int = 1,
-    groups: int = 1,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """A convolution and its batch normalisation."""
-    kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
-    x = pointwise(x, kernel) if kernel.shape[-1] == 1 else F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2, 1, groups)
-    return batch_norm(x, weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"], f"{name}.norm", statistics, mask)
-
-
-def _biased(x: Tensor, weights: Weights, name: str) -> Tensor:
-    return pointwise(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
 def _masked_attention(x: Tensor, weights: Weights, block: AttentionBlock, depth: Tensor, width: Tensor) -> Tensor:
