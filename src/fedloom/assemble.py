@@ -156,8 +156,8 @@ def _with_weights(bench: Bench, path: Path, named: str) -> tuple[Bench, str]:
     """The bench that begins with the weights of a file, and what the result says of them."""
     if str(path) != named and not path.exists():
         raise DamagedRun(f"{path} is missing; the run folder is incomplete", path=str(path))
-    start, fresh = starting_weights(path, bench.supernet)
-    return replace(bench, start=start), f"the weights in {named}{fresh}"
+    start, remarks = starting_weights(path, bench.supernet, bench.pixels.mean, bench.pixels.std)
+    return replace(bench, start=start), f"the weights in {named}{remarks}"
 
 
 def _image_shape(dataset: Dataset) -> ImageShape:

@@ -141,11 +141,13 @@ def space(
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN or WEIGHTS", help="the folder of a run, or a file written by import-weights")],
     client: Annotated[str, typer.Option(help="whose personal model, from a run")] = "",
-    architecture: Annotated[str, typer.Option(help="which network of a weights file: smallest, medium, largest or an id")] = "",
+    architecture: Annotated[str, typer.Option(help="which network of a weights file: smallest, medium, largest, an id, a genotype")] = "",
     format: Annotated[
         str, typer.Option(help="safetensors, torch (a .pt2 program) or onnx (needs the extra: fedloom[export])")
     ] = "safetensors",
-    out: Annotated[Path | None, typer.Option(help="where to write it; CLIENT.safetensors, .pt2 or .onnx here if not said")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="where to write it; CLIENT.safetensors (.pt2, .onnx) or WEIGHTS-NETWORK… here if not said")
+    ] = None,
 ) -> None:
     """Write a network to a file that describes itself: architecture, classes, normalisation."""
     if format not in FORMATS:
@@ -158,7 +160,8 @@ def export(
         name = client
     else:
         network, facts = take_network(source, architecture)
-        name = f"{source.stem}-{architecture if ':' not in architecture else 'network'}"
+        named = architecture in supernet_of(facts).space.named
+        name = f"{source.stem}-{architecture if named else _file_name(facts['architecture'])}"
     target = out or Path(f"{name}.{ending}")
     if architecture:
         _keep(source, target)
@@ -166,6 +169,11 @@ def export(
     parameters = sum(parameter.numel() for parameter in network.parameters())
     checked = "" if difference is None else f"; logits differ from torch's by at most {difference:.1e} on random images"
     _print(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes{checked}")
+
+
+def _file_name(text: str) -> str:
+    """For a file named after something that may hold any character and be of any length."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:200]
 
 
 def _model_of(folder: Path, client: str) -> Path:
@@ -180,7 +188,11 @@ def _model_of(folder: Path, client: str) -> Path:
 
 
 def _keep(source: Path, target: Path) -> None:
-    if target.exists() and source.exists() and target.samefile(source):
+    try:
+        same = target.samefile(source)
+    except OSError:  # one is not there, or cannot be; who reads or writes it says so
+        same = False
+    if same:
         raise InvalidConfig(f"{target} would be overwritten by what is taken out of it. Choose another --out")
 
 
@@ -248,14 +260,14 @@ def draw_(
     else:
         name, colon, text = what.partition(":")
         if not colon:
-            cure = "Of a run say --client NAME" if Path(what).is_dir() else "Write an id, or SPACE:NAME such as mobilenetv3:largest"
+            cure = "Of a run say --client NAME" if os.path.isdir(what) else "Write an id, or SPACE:NAME such as mobilenetv3:largest"
             raise InvalidConfig(f"{what} is not an architecture. {cure}")
         settings = config.load(None, [f"space={name}", *(overrides or [])])
         drawn, title = SPACES[name].make(settings.components[name], ImageShape(3, size, classes)), what[:60] + "…" * (len(what) > 60)
         architecture = drawn.find(what if text[:1].isdigit() else text, rng(settings.seed, "architecture"))
     cost = drawn.cost(architecture)
     numbers = f"{cost.parameters:,} parameters, {cost.macs:,} multiply-accumulates"
-    target = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', client or what)[:200]}.svg")
+    target = out or Path(f"{_file_name(client or what)}.svg")
     write_file(target, draw(drawn.drawing(architecture), title, numbers).encode())
     _print(f"{target}: {architecture.id}, {numbers}")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
+from fedloom.training import scoring
 from fedloom.training.local import Draw, Pixels, Trainer, one_of
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer
@@ -51,6 +52,28 @@ def test_training(supernet: Supernet[Any], kind: str) -> None:
             assert torch.equal(trained[still], weights[name][still]), name
     start, one, other = (torch.cat([w[name].flatten() for name in weights]) for w in (weights, sliced.weights, masked.weights))
     assert (one - other).norm() < 0.05 * (one - start).norm()  # float32: rectifiers at their switch; see test_masked
+
+
+def test_the_order_of_the_weights_does_not_matter(supernet: Supernet[Any]) -> None:
+    weights, examples, draw = weights_of(supernet), examples_of(supernet, 16), draws_of(supernet, "archive")
+    turned = dict(reversed(list(weights.items())))
+    for settings in (SLICED, MASKED):
+        one, other = (
+            Trainer(supernet, settings, PIXELS).train_supernet(given, draw, examples, [0.02], np.random.default_rng(0)).weights
+            for given in (weights, turned)
+        )
+        assert all(torch.equal(one[name], other[name]) for name in weights)
+
+
+def test_a_workplace_serves_one_network_after_another(supernet: Supernet[Any]) -> None:
+    """Weights, batch size and execution change between calls; nothing of an earlier call is left in a later one."""
+    trainer = Trainer(supernet, MASKED, PIXELS)
+    draw = draws_of(supernet, "archive")
+    for seed, count in ((0, 16), (1, 5), (0, 16)):
+        weights, examples = weights_of(supernet, seed), examples_of(supernet, count)
+        used = trainer.train_supernet(weights, draw, examples, [0.02], np.random.default_rng(seed)).weights
+        fresh = Trainer(supernet, MASKED, PIXELS).train_supernet(weights, draw, examples, [0.02], np.random.default_rng(seed)).weights
+        assert all(torch.equal(used[name], fresh[name]) for name in weights)
 
 
 def test_a_fair_step_sums_the_gradients_of_all_its_subnets(supernet: Supernet[Any]) -> None:
@@ -96,3 +119,16 @@ def test_scoring(supernet: Supernet[Any]) -> None:
     for one, other in zip(sliced, masked, strict=True):
         assert other.score.loss == pytest.approx(one.score.loss, rel=1e-4)
         assert abs(other.score.accuracy - one.score.accuracy) <= 1 / 30  # an image on the edge may fall either way
+
+
+def test_scoring_in_pieces(supernet: Supernet[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few architectures and few images at a time change nothing."""
+    weights, examples, train = weights_of(supernet), examples_of(supernet, 30), examples_of(supernet, 40, seed=1)
+    architectures = [*supernet.space.named.values()]
+    scorer = Scorer(supernet, MASKED, PIXELS)
+    whole = scorer.score_subnets(weights, architectures, examples, train)
+    monkeypatch.setattr(scoring, "CHUNK", 7)
+    monkeypatch.setattr(scoring, "MASKED_BYTES", 1)
+    for one, other in zip(whole, scorer.score_subnets(weights, architectures, examples, train), strict=True):
+        assert other.architecture == one.architecture
+        assert other.score.loss == pytest.approx(one.score.loss, rel=1e-4)

@@ -237,7 +237,7 @@ def test_architectures_are_found_by_name_and_id(space: SearchSpace) -> None:
 
 def test_architectures_are_written_by_the_values_of_their_genes(space: SearchSpace) -> None:
     for architecture in some(space):
-        values = [gene.choices[choice] for gene, choice in zip(space.genes, architecture.choices, strict=True)]
+        values = [gene.shown[choice] for gene, choice in zip(space.genes, architecture.choices, strict=True)]
         assert space.from_values(values) == architecture
     for index, gene in enumerate(space.genes):
         with pytest.raises(InvalidArchitecture, match=re.escape(f"gene {index} ({gene.name}) must be one of ")):

@@ -3,37 +3,84 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedloom import config
+from fedloom.exchange.models import make_supernet
+from fedloom.exchange.weights import save_weights
 from fedloom.methods.base import METHODS
-from fedloom.spaces.base import SPACES
+from fedloom.spaces.base import SPACES, ImageShape
+from kills import content, disk
+from nets import weights_of
 from support import Fedloom
 
 spaces = pytest.mark.parametrize("space", [entry.name for entry in SPACES])
 
 
+CASES = [*((entry.name, "") for entry in METHODS), ("perfedsde", "budget"), ("perfedsde", "weights")]
+
+
 @spaces
-@pytest.mark.parametrize("method", [entry.name for entry in METHODS])
-def test_run_and_resume(fedloom_: Fedloom, tiny_file: Path, space: str, method: str) -> None:
-    ran = fedloom_("run", tiny_file, f"space={space}", f"method={method}", "run.folder=it")
+@pytest.mark.parametrize(("method", "limit"), CASES)
+def test_run_and_resume(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, space: str, method: str, limit: str) -> None:
+    """Killed before its first state is saved, in the middle of a round and near the end, it resumes to the run that was never stopped."""
+    supernet = make_supernet(space, config.load(str(tiny_file)).components[space], ImageShape(1, 8, 10))
+    costs = [supernet.space.cost(supernet.space.named[name]).macs for name in ("smallest", "medium")]
+    most, start = sum(costs) / 2, tmp_path / "start.safetensors"
+    changes = {"": [], "budget": [f"budget.macs={most}"], "weights": [f"weights={start}"]}[limit]
+    save_weights(start, supernet, weights_of(supernet), {})
+    copies: list[Path] = []
+
+    def copy(what: str, name: str) -> None:
+        if (what, name) in (("replace", "state/server.safetensors"), ("other half ab", "ledger.jsonl")):
+            copies.append(Path(shutil.copytree("it", f"copy-{len(copies)}")))
+
+    with disk(Path("it"), copy):
+        ran = fedloom_("run", tiny_file, f"space={space}", f"method={method}", "participants=1", "run.folder=it", *changes)
     assert ran.code == 0, ran.err
-    result = json.loads(Path("it/result.json").read_text())
-    assert len(result["clients"]) == 3
+    start.unlink()  # a resume has a copy of its own
+    expected = content(Path("it"))
+    result = expected["result.json"]
+    assert result["finished"] and len(result["clients"]) == 3
     assert all(client["architecture"].startswith(f"{space}:") and 0 <= client["test_accuracy"] <= 1 for client in result["clients"])
-    again = fedloom_("resume", "it")
-    assert again.code == 0, again.err
+    assert limit != "budget" or all(client["macs"] <= most for client in result["clients"])
+    assert len(copies) == (4 if method == "local" else 8)  # a state before each round and one after; a ledger line per round and client
+    for stopped in copies[::3]:
+        assert (stopped / "ledger.jsonl").read_bytes() != Path("it/ledger.jsonl").read_bytes()
+        again = fedloom_("resume", stopped)
+        assert again.code == 0, again.err
+        assert content(stopped) == expected
 
 
 @spaces
-def test_masked_search(fedloom_: Fedloom, tiny_file: Path, space: str) -> None:
-    for sampling in ("archive", "fair"):
-        changes = ("training.execution=masked", f"perfedsde.sampling={sampling}", f"run.folder={sampling}")
-        ran = fedloom_("run", tiny_file, f"space={space}", *changes)
+@pytest.mark.parametrize("sampling", ["archive", "fair"])
+def test_masked_search(fedloom_: Fedloom, tiny_file: Path, space: str, sampling: str) -> None:
+    """The search of the sliced execution, up to rounding; and the same every time."""
+    # One architecture per client until its first training is over: rounding cannot change what is drawn from it.
+    one = ("perfedsde.population=1", "perfedsde.archive=1", "perfedsde.offspring=1", "rounds=1", "clients=2", "participants=1")
+    found = {}
+    for folder, execution in (("sliced", "sliced"), ("masked", "masked"), ("again", "masked")):
+        changes = (f"training.execution={execution}", f"perfedsde.sampling={sampling}", f"run.folder={folder}")
+        ran = fedloom_("run", tiny_file, f"space={space}", *one, *changes)
         assert ran.code == 0, ran.err
+        found[folder] = content(Path(folder))
+        del found[folder]["config.toml"]  # names the folder
+    assert found["masked"] == found["again"]
+
+    result, ledger = found["masked"]["result.json"], found["masked"]["ledger.jsonl"]
+    assert result["finished"] and len(result["clients"]) == 2 and len(ledger) == 1 + 2
+    sliced = found["sliced"]["ledger.jsonl"]
+    equal = ("client", "final", "architecture", "evaluated_architectures", "trained_macs", "peak_memory_mb", "bytes_up", "uploads")
+    for masked_line, sliced_line in zip(ledger, sliced, strict=True):
+        assert {name: masked_line[name] for name in equal} == {name: sliced_line[name] for name in equal}
+        assert masked_line["notes"].get("covered_share") == sliced_line["notes"].get("covered_share")
+        for accuracy in ("validation_accuracy", "test_accuracy"):
+            assert abs(masked_line[accuracy] - sliced_line[accuracy]) <= 1 / 4  # an image or two on the edge
 
 
 @spaces

@@ -1,16 +1,9 @@
-"""A run that was stopped at any moment and resumed is the run that was never stopped.
-
-Every write of a run goes through ``fedloom.engine.files``. Here its steps are numbered: before a file is opened, when half of its data
-is written, before it is given its name, before an old one is removed. ``disk`` calls somebody at each step, who copies the folder (what
-a kill at this moment would leave) or raises.
-"""
+"""A run that was stopped at any moment and resumed is the run that was never stopped."""
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import json
-import os
 import random
 import shutil
 import signal
@@ -21,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -34,6 +27,7 @@ from fedloom.engine import files
 from fedloom.engine.files import read_arrays
 from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
+from kills import disk
 
 Content = Callable[[Path], dict[str, Any]]
 Participation = tuple[str, int, str]  # client, round, action
@@ -41,57 +35,6 @@ Participation = tuple[str, int, str]  # client, round, action
 
 class Crash(BaseException):
     """No part of the package expects it."""
-
-
-class HalfWay:
-    """A file that stops in the middle of every write."""
-
-    def __init__(self, file: IO[bytes], step: Callable[[], None]) -> None:
-        self._file, self._step = file, step
-
-    def __enter__(self) -> HalfWay:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._file.close()
-
-    def write(self, data: bytes) -> None:
-        half = len(data) // 2
-        self._file.write(data[:half])
-        self._file.flush()
-        self._step()
-        self._file.write(data[half:])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-@contextmanager
-def disk(folder: Path, at_step: Callable[[str, str], None]) -> Iterator[None]:
-    """Calls ``at_step(what comes next, file)`` at every step of every write below the folder."""
-    replace, unlink = os.replace, Path.unlink
-
-    def step(what: str, path: Path | str) -> None:
-        if Path(path).is_relative_to(folder):
-            at_step(what, str(Path(path).relative_to(folder)))
-
-    def open_slowly(path: Path, mode: str) -> HalfWay:
-        step(f"open {mode}", path)
-        return HalfWay(builtins.open(path, mode), lambda: step(f"other half {mode}", path))
-
-    def replace_slowly(source: Path, target: Path) -> None:
-        step("replace", target)
-        replace(source, target)
-
-    def unlink_slowly(path: Path, missing_ok: bool = False) -> None:
-        step("unlink", path)
-        unlink(path, missing_ok)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "open", open_slowly, raising=False)
-        patch.setattr(files.os, "replace", replace_slowly)
-        patch.setattr(Path, "unlink", unlink_slowly)
-        yield
 
 
 Known = dict[str, tuple[Answer, dict[str, float]]]

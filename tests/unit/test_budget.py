@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,10 @@ def between(space: SearchSpace, key: str, share: float) -> float:
     """A budget at this share of the way from the smallest to the largest architecture."""
     low, high = (needs(space, key, space.named[name]) for name in ("smallest", "largest"))
     return low + share * (high - low)
+
+
+def values_of(space: SearchSpace, architecture: Architecture) -> list[Any]:
+    return [(gene.labels or gene.values)[choice] for gene, choice in zip(space.genes, architecture.choices, strict=True)]
 
 
 def draws(space: SearchSpace, seed: int, count: int = 12) -> list[Architecture]:
@@ -164,8 +169,41 @@ def test_all_else_is_the_whole_space(space: SearchSpace) -> None:
     assert narrow.cost(architecture) == space.cost(architecture) and narrow.drawing(architecture) == space.drawing(architecture)
     assert np.array_equal(narrow.encode(architecture), space.encode(architecture)) and np.array_equal(narrow.sizes, space.sizes)
     assert narrow.input_sizes([architecture.choices]) == space.input_sizes([architecture.choices])
+    assert narrow.as_published(architecture) == space.as_published(architecture)
+    assert narrow.supernet_as_published() == space.supernet_as_published()
     with pytest.raises(InvalidArchitecture):
         narrow.check(Architecture("other", ()))
+
+
+def test_what_a_space_has_of_its_own_is_reached_through_its_budget(space: SearchSpace) -> None:
+    narrow = within(space, macs=between(space, "macs", 0.5))
+    own = [name for name in dir(space) if not name.startswith("_") and not hasattr(SearchSpace, name) and name != "name"]
+    assert {"settings", "image"} < set(own)
+    for name in own:
+        assert getattr(narrow, name) == getattr(space, name), name
+    again = copy.copy(narrow)
+    assert isinstance(again, Bounded) and again.whole is space
+    with pytest.raises(AttributeError, match="nothing"):
+        narrow.nothing  # noqa: B018
+
+
+def test_nothing_that_every_space_has_hides_what_this_space_has() -> None:
+    """A class's own methods come before ``__getattr__``, so ``Bounded`` must say again all that it inherits."""
+    everywhere = {name for name in vars(SearchSpace) if not name.startswith("_")}
+    assert everywhere - set(vars(Bounded)) == {"sizes"}  # made of the genes
+
+
+def test_darts_through_a_budget() -> None:
+    space: Any = SPACES["darts"].make(SPACES["darts"].settings.tiny(), IMAGE)
+    cell = space.named["darts_v2"]
+    narrow: Any = within(space, macs=needs(space, "macs", cell))
+    genotype = narrow.genotype(cell)
+    assert narrow.from_genotype(genotype) == narrow.find(str(genotype), rng(0)) == cell
+    assert narrow.operations == space.operations and list(narrow.parts(cell)) == list(space.parts(cell))
+    large = replace(genotype, normal=(("sep_conv_5x5", 0), ("sep_conv_5x5", 1)) * 4)
+    assert not narrow.fits(narrow.from_genotype(large))  # a translation, whether it fits or not
+    with pytest.raises(InvalidConfig, match=r"The architecture Genotype\(.* needs"):
+        narrow.find(str(large), rng(0))
 
 
 # -- refusals -------------------------------------------------------------------------
@@ -177,11 +215,21 @@ def test_a_budget_that_nothing_meets(space: SearchSpace, key: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         within(space, **{key: least * 0.99})
     message = str(caught.value)
-    assert message.startswith(f"budget.{key} (") and "its smallest architecture needs" in message and "0 is no limit" in message
+    assert message.startswith(f"budget.{key} (") and "the architecture named smallest needs" in message and "0 is no limit" in message
     assert caught.value.facts["key"] == f"budget.{key}"
     shown = float(message.split("needs ")[1].split(" ")[0].replace(",", ""))
     assert least <= shown < least + 0.01
     within(space, **{key: shown})  # the number it names suffices
+
+
+def test_the_architecture_named_smallest_need_not_be_the_least() -> None:
+    """A DARTS cell without any operation trains in less memory than the one named smallest, which pools; the refusal names that one."""
+    space: Any = SPACES["darts"].make(SPACES["darts"].settings.tiny(), IMAGE)
+    nothing = space.from_values(["none"] * 28)
+    least = needs(space, "memory_mb", nothing)
+    assert least < needs(space, "memory_mb", space.named["smallest"])
+    with pytest.raises(InvalidConfig, match="the architecture named smallest needs"):
+        within(space, memory_mb=least)
 
 
 def test_a_network_asked_for_by_name_is_not_replaced(space: SearchSpace) -> None:
@@ -190,6 +238,9 @@ def test_a_network_asked_for_by_name_is_not_replaced(space: SearchSpace) -> None
     for text in ("largest", largest.id):
         with pytest.raises(InvalidConfig, match=r"needs .* multiply-accumulates, more than budget\.macs"):
             narrow.find(text, rng(0))
+    with pytest.raises(InvalidConfig, match=r"needs .* multiply-accumulates, more than budget\.macs"):
+        narrow.from_values(values_of(space, largest))
+    assert narrow.from_values(values_of(space, space.named["smallest"])) == space.named["smallest"]
     assert narrow.find("smallest", rng(0)) == narrow.named["smallest"] == space.named["smallest"]
     assert narrow.named["largest"] == largest
     assert narrow.cost(narrow.find("random", rng(3))).macs <= most
@@ -225,9 +276,8 @@ def test_a_budget_nobody_can_meet_is_refused_before_anything_is_written(
     fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, key: str, value: float, method: str
 ) -> None:
     outcome = fedloom_("run", tiny_file, f"method={method}", f"budget.{key}={value}")
-    check_refused(
-        outcome, InvalidConfig, f"budget.{key} (", "is too little for mobilenetv3", "smallest architecture needs", "Raise the budget"
-    )
+    words = ("is too little for mobilenetv3", "the architecture named smallest needs", "Raise the budget")
+    check_refused(outcome, InvalidConfig, f"budget.{key} (", *words)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -301,6 +301,25 @@ def test_a_torch_file_with_numbers_missing(exported: Exported, fedloom_: Fedloom
     check_refused(fedloom_("predict", "less.pt2", "any.png"), InvalidData, "less.pt2", "damaged")
 
 
+@pytest.mark.parametrize("strides, offset", [((1, 3), 0), ((0, 0), 0), ((), 0), (None, 1)], ids=["turned", "repeated", "unknown", "later"])
+def test_a_torch_file_with_numbers_laid_out_otherwise(
+    exported: Exported, fedloom_: Fedloom, tmp_path: Path, strides: tuple[int, ...] | None, offset: int
+) -> None:
+    """They would be taken for other numbers."""
+    with zipfile.ZipFile(exported.files["torch"]) as source, zipfile.ZipFile(tmp_path / "other.pt2", "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("model_weights_config.json"):
+                table = json.loads(content)
+                meta = table["config"]["classifier.weight"]["tensor_meta"]
+                meta["storage_offset"]["as_int"] = offset
+                meta["strides"] = meta["strides"] if strides is None else [{"as_int": stride} for stride in strides]
+                content = json.dumps(table).encode()
+            target.writestr(name, content)
+    outcome = fedloom_("predict", "other.pt2", "any.png")
+    check_refused(outcome, InvalidData, "other.pt2", "the numbers of classifier.weight do not lie in order", "fedloom export")
+
+
 # -- images ------------------------------------------------------------------------------------------------
 
 

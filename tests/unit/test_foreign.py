@@ -21,16 +21,20 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedloom.core.errors import DamagedRun, InvalidArchitecture, InvalidConfig, InvalidData
+from fedloom import config
+from fedloom.core.errors import DamagedRun, InvalidArchitecture, InvalidConfig, InvalidData, UnusableFolder
+from fedloom.data.readers import read
 from fedloom.engine.files import read_arrays
 from fedloom.exchange import load_model, load_supernet
 from fedloom.exchange.foreign import reshapes
 from fedloom.exchange.models import make_supernet
+from fedloom.exchange.weights import save_weights, starting_weights
 from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.spaces.darts import DARTS_V2
 from fedloom.spaces.mobilenetv3 import DEPTHS, EXPANSIONS, KERNELS, MobileNetV3Settings
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.elastic import elastic_kernel
-from fedloom.supernets.foreign import PUBLIC, mobilenetv3
+from fedloom.supernets.foreign import PUBLIC
 from nets import weights_of
 from support import Fedloom, check_refused, flip_last_byte
 
@@ -50,7 +54,7 @@ def public_state(space: str, supernet: Supernet[Any], seed: int = 0) -> dict[str
     """A state dict in the public naming with random weights, kernel matrices and running statistics."""
     generator = torch.Generator().manual_seed(seed)
     weights, state, sizes = weights_of(supernet, seed), {}, _norm_sizes(supernet)
-    for ours, theirs in PUBLIC[space].naming.table(supernet).items():
+    for ours, theirs in PUBLIC[space].table(supernet).items():
         if ours.endswith(".running_mean"):
             state[theirs] = 0.3 * torch.randn(sizes[ours], generator=generator)
         elif ours.endswith(".running_var"):
@@ -92,7 +96,7 @@ def test_public_weights_arrive_bit_for_bit(fedloom_: Fedloom, tmp_path: Path, sp
     torch.save(state, tmp_path / "theirs.pth")
     outcome = fedloom_("import-weights", space, "theirs.pth", *overrides(space), "--size", 8, "--out", "ours.safetensors")
     counters = sum(key.endswith("num_batches_tracked") for key in state)
-    table = PUBLIC[space].naming.table(supernet)
+    table = PUBLIC[space].table(supernet)
     assert outcome.code == 0 and f"{len(table)} tensors taken" in outcome.out and "unexpected" not in outcome.out
     assert not counters or f"{counters} keys left over as expected: num_batches_tracked" in outcome.out
 
@@ -106,7 +110,7 @@ def test_public_weights_arrive_bit_for_bit(fedloom_: Fedloom, tmp_path: Path, sp
         whole, _, row = theirs.partition("#")
         sent = state[whole][tuple(map(int, row.split(",")))] if row else state[whole]
         assert torch.equal(known[ours].flatten(), sent.flatten()), ours
-    assert read_arrays(tmp_path / "ours.safetensors")[1]["source"] == PUBLIC[space].naming.SOURCE
+    assert read_arrays(tmp_path / "ours.safetensors")[1]["source"] == PUBLIC[space].source
 
 
 @pytest.mark.parametrize("space", PUBLIC)
@@ -124,7 +128,24 @@ def test_an_imported_subnet_can_be_exported(fedloom_: Fedloom, tmp_path: Path, s
     with torch.no_grad():
         expected = supernet.forward(images, supernet.take(weights, smallest), smallest, supernet.take_statistics(statistics, smallest))
         assert torch.allclose(network(images), expected, atol=1e-5)
-    assert fedloom_("export", "ours.safetensors", "--architecture", smallest.id).out.startswith("ours-network.safetensors: ")
+    outcome = fedloom_("export", "ours.safetensors", "--architecture", smallest.id)
+    assert outcome.out.startswith(f"ours-{smallest.id.replace(':', '-')}.safetensors: {smallest.id}, ")
+
+
+def test_a_genotype_names_a_file_that_can_be_written(fedloom_: Fedloom, tmp_path: Path) -> None:
+    """Its text is longer than any name of a file, so the file is named after the id of what it means."""
+    torch.save(public_state("darts", tiny("darts")), tmp_path / "theirs.pth")
+    fedloom_("import-weights", "darts", "theirs.pth", *overrides("darts"), "--size", 8, "--out", "ours.safetensors")
+    cell = tiny("darts").space.named["darts_v2"]
+    name = f"ours-{cell.id.replace(':', '-')}.safetensors"
+    assert len(DARTS_V2) > 400 and len(name) < 100
+    outcome = fedloom_("export", "ours.safetensors", "--architecture", DARTS_V2)
+    assert outcome.code == 0 and outcome.out.startswith(f"{name}: {cell.id}, ")
+    assert fedloom_("export", "ours.safetensors", "--architecture", "darts_v2").out.startswith("ours-darts_v2.safetensors: ")
+    assert (tmp_path / name).read_bytes() == (tmp_path / "ours-darts_v2.safetensors").read_bytes()
+    outcome = fedloom_("export", "ours.safetensors", "--architecture", "smallest", "--out", "x" * 300)
+    check_refused(outcome, UnusableFolder, "File name too long")
+    check_refused(fedloom_("draw", DARTS_V2), InvalidConfig, "is not an architecture")
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +320,8 @@ def test_a_smaller_kernel_is_the_middle_times_a_matrix() -> None:
 
 def test_every_public_name_of_the_original_instance() -> None:
     """Counted on the public code: 475 entries, 64 of them counters of batches."""
-    table = mobilenetv3.table(make_supernet("mobilenetv3", mobilenetv3.settings(), ImageShape(3, 224, 1000)))
+    public = PUBLIC["mobilenetv3"]
+    table = public.table(make_supernet("mobilenetv3", public.settings, ImageShape(3, 224, 1000)))
     assert len(table) == len(set(table.values())) == 411
     assert table["stage5.block4.depth.to_five"] == "blocks.20.conv.depth_conv.conv.7to5_matrix"
     assert table["first.project.norm.running_var"] == "blocks.0.conv.point_linear.bn.running_var"
@@ -310,7 +332,7 @@ def test_the_how_to_page(fedloom_: Fedloom, tmp_path: Path) -> None:
     """Its commands and its snippet, with the original instance at its full size and random weights."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "foreign-weights.md").read_text()
     first, _ = re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL)  # the second needs a user's own settings
-    supernet = make_supernet("mobilenetv3", mobilenetv3.settings(), ImageShape(3, 224, 1000))
+    supernet = make_supernet("mobilenetv3", PUBLIC["mobilenetv3"].settings, ImageShape(3, 224, 1000))
     torch.save({"state_dict": public_state("mobilenetv3", supernet)}, tmp_path / "ofa_mbv3_d234_e346_k357_w1.0")
     for command in first.splitlines():
         assert fedloom_(*shlex.split(command.removeprefix("$ fedloom "))).code == 0, command
@@ -335,6 +357,7 @@ def endless() -> dict[str, Any]:
 
 
 KEY = "blocks.3.conv.point_linear.conv.conv.weight"
+STEM, CLASSES = "first_conv.conv.weight", "classifier.linear.weight"
 WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], tuple[str, ...]]] = {
     "a missing key": (lambda state: without(state, KEY), ("not a checkpoint of once-for-all", "1 are missing", KEY)),
     "another network": (
@@ -351,6 +374,17 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], tuple[str, ...]]] = {
     "no dense tensor": (lambda state: {**state, KEY: state[KEY].to_sparse()}, (KEY, "not finite")),
     "numbers left out": (lambda state: {**state, KEY: state[KEY].to("meta")}, (KEY, "not finite")),
     "itself": (lambda state: endless(), ("holds no tensors",)),
+    "a classifier without features": (lambda state: {**state, CLASSES: torch.empty(10**9, 0)}, (CLASSES, "(1000000000, 0)")),
+    "more classes than there are": (
+        lambda state: {**state, CLASSES: state[CLASSES][:1].expand(10**9, -1)},
+        (CLASSES, "is for 1000000000 classes; 1 to 100000 are possible"),
+    ),
+    "no classes": (lambda state: {**state, CLASSES: state[CLASSES][:0]}, (CLASSES, "is for 0 classes")),
+    "more channels than there are": (
+        lambda state: {**state, STEM: state[STEM][:, :1].expand(-1, 10**8, -1, -1)},
+        (STEM, "is for 100000000 channels; 1 to 100000 are possible"),
+    ),
+    "no channels": (lambda state: {**state, STEM: state[STEM][:, :0]}, (STEM, "is for 0 channels")),
     "whole numbers": (lambda state: {**state, KEY: state[KEY].long()}, (KEY, "not finite")),
     "no tensors": (lambda state: {"epoch": 3}, ("holds no tensors",)),
     "a list": (lambda state: [torch.ones(2)], ("holds no tensors",)),
@@ -434,7 +468,7 @@ def test_a_run_starts_from_weights(
 ) -> None:
     supernet, weights, _ = load_supernet(weights_file())
     outcome = fedloom_("run", tiny_file, f"method={method}", "weights=start.safetensors", *STILL)
-    assert outcome.code == 0 and f"It began with the weights in {tmp_path}/start.safetensors\n" in outcome.out
+    assert outcome.code == 0 and f"It began with the weights in {tmp_path}/start.safetensors; they are for images " in outcome.out
     assert "from the weights in start.safetensors" in outcome.out and "afresh" not in outcome.out
     state, _ = read_arrays(tmp_path / "mine" / "state" / "server.safetensors")
     begun = weights if method == "perfedsde" else supernet.plain(weights, supernet.space.named["smallest"])
@@ -454,6 +488,45 @@ def test_a_classifier_of_other_classes_begins_afresh(
     state, _ = read_arrays(tmp_path / "mine" / "state" / "server.safetensors")
     assert state["weights/classifier.weight"].shape[0] == 10
     assert all(np.allclose(state[f"weights/{name}"], t, atol=1e-7) for name, t in weights.items() if not name.startswith("classifier."))
+
+
+def test_another_normalisation_is_remarked_on(
+    fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, weights_file: Callable[..., Path]
+) -> None:
+    """Only where it differs, by a grey level or more, and only if the file tells."""
+    supernet, weights, _ = load_supernet(weights_file())
+    digits = read(config.load(str(tiny_file)).data)
+    (mean,), (std,) = digits.mean, digits.std
+    near = {"mean": [mean + 1e-4], "std": [std - 1e-4]}
+    for facts, remark in (
+        (near, ""),
+        ({}, ""),
+        ({**near, "mean": None}, ""),
+        ({**near, "std": [0.125]}, f"; they are for images normalised by mean {mean + 1e-4:.3f} and std 0.125, "),
+        ({**near, "mean": [0.75]}, f"; they are for images normalised by mean 0.750 and std {std - 1e-4:.3f}, "),
+    ):
+        save_weights(tmp_path / "start.safetensors", supernet, weights, facts)
+        found = starting_weights(tmp_path / "start.safetensors", supernet, digits.mean, digits.std)[1]
+        assert found == (remark and f"{remark}this run's are by mean {mean:.3f} and std {std:.3f}")
+    assert fedloom_("run", tiny_file, "weights=start.safetensors", *STILL).code == 0
+    assert json.loads((tmp_path / "mine" / "result.json").read_text())["environment"]["weights"].endswith(found)
+
+
+@pytest.mark.parametrize(
+    ("space", "key", "there", "here"), [("mobilenetv3", "norm", "batch", "group"), ("darts", "operations", "full", "s2")]
+)
+def test_weights_for_another_choice_are_refused(
+    fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, space: str, key: str, there: str, here: str
+) -> None:
+    """Batch and group normalisation have the same names and shapes, and mean different things."""
+    supernet = make_supernet(space, config.load(str(tiny_file)).components[space], ImageShape(1, 8, 10))
+    assert getattr(supernet.space.settings, key) == there
+    save_weights(tmp_path / "start.safetensors", supernet, supernet.initial(0), {})
+    for method in ("perfedsde", "fedavg"):
+        given = (f"space={space}", f"method={method}", "weights=start.safetensors", f"{space}.{key}={here}", "run.folder=mine")
+        words = (f"holds weights for {space}.{key}={there}", f"this run has {space}.{key}={here}", f"Set {space}.{key}={there}")
+        check_refused(fedloom_("run", tiny_file, *given), InvalidConfig, "start.safetensors", *words)
+        assert not (tmp_path / "mine").exists()
 
 
 def test_a_resume_needs_the_weights_file_no_more(

@@ -19,7 +19,7 @@ from fedloom.core.seeds import rng
 from fedloom.spaces.base import ImageShape, round_to_eight
 from fedloom.spaces.nasvit import AttentionBlock, ConvolutionBlock, NASViT, NASViTSettings
 from fedloom.supernets.elastic import Statistics
-from fedloom.supernets.foreign import nasvit as public
+from fedloom.supernets.foreign import PUBLIC
 from fedloom.supernets.nasvit import NASViTSupernet, _round_to_eight
 from fedloom.supernets.nasvit_attention import joint_norm, position_bias
 from nets import weights_of
@@ -153,7 +153,7 @@ def test_blocks_by_hand() -> None:
     assert blocks["stage4.block3"] == AttentionBlock("stage4.block3", 72, 4, 18)
     assert (blocks["stage4.block3"].heads, blocks["stage4.block3"].row) == (9, "depth4_tokens4")  # type: ignore[union-attr]
     assert blocks["stage7.block1"].size == 9 and blocks["stage7.block2"].size == 5
-    assert (outline.stem, outline.last, outline.head, outline.features, outline.size) == (16, 208, 1248, 1792, 5)
+    assert (outline.stem, outline.last, outline.head, outline.features, outline.final_size) == (16, 208, 1248, 1792, 5)
 
 
 @pytest.mark.parametrize("space", [narrow(), narrow(stem_stride=2), space_of(width=0.25), space_of(size=8, resolutions=(6, 7, 8, 9))])
@@ -399,7 +399,7 @@ def public_state(space: NASViT, seed: int = 0) -> dict[str, Tensor]:
 
 
 def imported(state: dict[str, Tensor], supernet: NASViTSupernet) -> tuple[dict[str, Tensor], Statistics]:
-    parts, table = public.split(state, supernet), public.table(supernet)
+    parts, table = PUBLIC["nasvit"].split(state, supernet), PUBLIC["nasvit"].table(supernet)
     weights = {name: parts[table[name]].reshape(shape) for name, shape in supernet.shapes.items()}
     norms = [name.removesuffix(".running_mean") for name in table if name.endswith(".running_mean")]
     return weights, Statistics({n: (parts[table[f"{n}.running_mean"]], parts[table[f"{n}.running_var"]]) for n in norms})
@@ -428,11 +428,11 @@ def test_imported_weights_compute_the_published_network(space: NASViT) -> None:
 def test_every_public_key_is_used_or_left_over_by_design() -> None:
     space = narrow()
     supernet = NASViTSupernet(space)
-    parts, table = public.split(public_state(space), supernet), public.table(supernet)
+    parts, table = PUBLIC["nasvit"].split(public_state(space), supernet), PUBLIC["nasvit"].table(supernet)
     assert set(supernet.shapes) <= set(table) and set(table.values()) <= set(parts)
     assert len(set(table.values())) == len(table)
     left = set(parts) - set(table.values())
-    assert [key for key in left if not re.search(public.EXPECTED_LEFTOVERS, key)] == []
+    assert [key for key in left if not re.search(PUBLIC["nasvit"].expected_leftovers, key)] == []
     # Only blocks after the first of a stage, and those whose widths coincide in this instance, have idle shortcuts.
     idle = {key for key in left if ".shortcut." in key}
     assert idle == {f"blocks.{number}.shortcut.conv.conv.weight" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12)}
@@ -440,7 +440,7 @@ def test_every_public_key_is_used_or_left_over_by_design() -> None:
 
 
 def test_public_settings_are_the_original() -> None:
-    assert public.settings() == NASViTSettings.original()
+    assert PUBLIC["nasvit"].settings == NASViTSettings.original()
 
 
 # -- weights -------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -71,6 +71,6 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     return torch.addcmul(shift, images.to(torch.float32), scale)
 
 
-@lru_cache(maxsize=64)  # a constant is moved to a device once, not once per batch
+@cache  # moved to a device once, and never freed: captured graphs read it
 def _per_channel(values: tuple[float, ...], kind: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=kind, device=device).view(-1, 1, 1)

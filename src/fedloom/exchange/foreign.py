@@ -22,7 +22,7 @@ from fedloom import config
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
-from fedloom.exchange.models import make_supernet, one_line
+from fedloom.exchange.models import LARGE, make_supernet, one_line
 from fedloom.exchange.weights import CLASSIFIER, header, save_weights
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet
@@ -55,7 +55,7 @@ def import_weights(space: str, path: Path, overrides: Sequence[str], size: int, 
     classes = imported.supernet.space.image.classes
     channels = imported.supernet.space.image.channels
     mean, std = (values if len(values) == channels else (0.5,) * channels for values in (public.mean, public.std))
-    described = {"source": public.naming.SOURCE, "classes": [str(number) for number in range(classes)], "mean": mean, "std": std}
+    described = {"source": public.source, "classes": [str(number) for number in range(classes)], "mean": mean, "std": std}
     save_weights(out, imported.supernet, imported.tensors, described)
     return imported
 
@@ -64,7 +64,7 @@ def _settings(space: str, public: PublicNetwork, overrides: Sequence[str]) -> An
     for override in overrides:
         if not override.startswith(f"{space}."):
             raise InvalidConfig(f"{override!r} is not a setting of {space}: write {space}.KEY=VALUE")
-    base = [f"{space}.{key}={json.dumps(value)}" for key, value in asdict(public.naming.settings()).items()]  # JSON's values are TOML's
+    base = [f"{space}.{key}={json.dumps(value)}" for key, value in asdict(public.settings).items()]  # JSON's values are TOML's
     return config.load(None, [f"space={space}", *base, *overrides]).components[space]
 
 
@@ -111,13 +111,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 # -- names and shapes -----------------------------------------------------------------
 def _translate(space: str, public: PublicNetwork, settings: Any, size: int, path: Path, state: Mapping[str, Tensor]) -> Imported:
-    supernet = _instance(space, public, settings, size, {public.fold(key): tensor for key, tensor in state.items()})
-    if public.split:
-        state = public.split(state, supernet)
+    supernet = _instance(space, public, settings, size, path, {public.fold(key): tensor for key, tensor in state.items()})
+    state = public.split(state, supernet)
     known = {public.fold(key): key for key in state}
-    table = {ours: public.fold(theirs) for ours, theirs in public.naming.table(supernet).items()}
-    missing = [public.naming.table(supernet)[ours] for ours, theirs in table.items() if theirs not in known]
-    what = f"{path} is not a checkpoint of {public.naming.SOURCE}"
+    table = {ours: public.fold(theirs) for ours, theirs in public.table(supernet).items()}
+    missing = [public.table(supernet)[ours] for ours, theirs in table.items() if theirs not in known]
+    what = f"{path} is not a checkpoint of {public.source}"
     if missing:
         raise InvalidData(f"{what}: of its {len(table)} tensors {len(missing)} are missing, such as {some(missing)}", file=str(path))
     shapes = _shapes(supernet, list(table))
@@ -134,20 +133,28 @@ def _translate(space: str, public: PublicNetwork, settings: Any, size: int, path
         cure = f"If it is another size of that network, say so with {space}.KEY=VALUE"
         raise InvalidData(f"{what}: {len(odd)} tensors have another shape, such as {some(odd)}. {cure}", file=str(path))
     left = sorted(set(state) - {known[theirs] for theirs in table.values()})
-    expected = [key for key in left if re.search(public.naming.EXPECTED_LEFTOVERS, key)]
+    expected = [key for key in left if re.search(public.expected_leftovers, key)]
     kinds = Counter(key.rpartition(".")[2] for key in expected)
-    return Imported(public.naming.SOURCE, supernet, tensors, kinds, tuple(key for key in left if key not in set(expected)))
+    return Imported(public.source, supernet, tensors, kinds, tuple(key for key in left if key not in set(expected)))
 
 
-def _instance(space: str, public: PublicNetwork, settings: Any, size: int, state: Mapping[str, Tensor]) -> Supernet[Any]:
+def _instance(space: str, public: PublicNetwork, settings: Any, size: int, path: Path, state: Mapping[str, Tensor]) -> Supernet[Any]:
     """The supernet with the checkpoint's number of classes and input channels."""
     outline = make_supernet(space, settings, ImageShape(3, size, 2))
-    table = public.naming.table(outline)
+    table = public.table(outline)
     first = next(name for name, shape in outline.shapes.items() if len(shape) == 4)  # the stem's convolution
-    stem, classifier = (state.get(public.fold(table[name])) for name in (first, f"{CLASSIFIER}weight"))
-    channels = stem.shape[1] if stem is not None and stem.ndim == 4 else 3
-    classes = classifier.shape[0] if classifier is not None and classifier.ndim == 2 else 2
-    return make_supernet(space, settings, ImageShape(channels, size, classes))
+
+    def number(name: str, axis: int, what: str) -> int:
+        """Along this axis, if the tensor fits along the others; that one does not fit is said with all the rest."""
+        ours, theirs = outline.shapes[name], state.get(public.fold(table[name]))
+        shape = ours if theirs is None else tuple(theirs.shape)
+        if shape[:axis] + shape[axis + 1 :] != ours[:axis] + ours[axis + 1 :]:
+            return ours[axis]
+        if not 0 < shape[axis] <= LARGE:
+            raise InvalidData(f"{path}: {table[name]} is for {shape[axis]} {what}; 1 to {LARGE} are possible", file=str(path))
+        return shape[axis]
+
+    return make_supernet(space, settings, ImageShape(number(first, 1, "channels"), size, number(f"{CLASSIFIER}weight", 0, "classes")))
 
 
 def _shapes(supernet: Supernet[Any], names: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -116,7 +116,11 @@ def _read_torch(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tenso
             meta = entry["tensor_meta"]
             if meta["dtype"] == FLOAT32:
                 numbers = np.frombuffer(archive.read(names[f"data/weights/{entry['path_name']}"]), np.float32)
-                shape = [size["as_int"] for size in meta["sizes"]]
+                shape, strides = ([one["as_int"] for one in meta[key]] for key in ("sizes", "strides"))
+                rows = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]  # strides of numbers stored row by row
+                there, expected = ([step for size, step in zip(shape, steps, strict=False) if size > 1] for steps in (strides, rows))
+                if there != expected or meta["storage_offset"]["as_int"] or entry.get("use_pickle"):
+                    raise ValueError(f"the numbers of {name} do not lie in order from the beginning of their file")
                 tensors[name] = torch.from_numpy(numbers[: math.prod(shape)].reshape(shape).copy())
     return facts, network_of(facts, tensors)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from fedloom.supernets.elastic import Statistics
 WEIGHTS = "fedloom.weights/1"
 CLASSIFIER = "classifier."  # the part of every supernet that depends on the number of classes
 MOMENTS = (".running_mean", ".running_var")
+GREY = 1 / 255  # one step of an 8-bit pixel: normalisations that differ by less are the same
 
 
 def save_weights(path: Path, supernet: Supernet[Any], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -85,16 +87,22 @@ def header(path: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def starting_weights(path: Path, supernet: Supernet[Any]) -> tuple[Weights, str]:
-    """What a run with this supernet begins with, and a remark where that is not all of it.
+def starting_weights(path: Path, supernet: Supernet[Any], mean: Sequence[float], std: Sequence[float]) -> tuple[Weights, str]:
+    """What a run with this supernet, on images normalised by ``mean`` and ``std``, begins with, and remarks on what is not as it was.
 
-    Names and shapes must be the supernet's. The classifier may be one of other classes: then it is left out and begins afresh.
+    Settings that are choices between names, names and shapes must be the supernet's. The classifier may be one of other classes:
+    then it is left out and begins afresh.
     """
-    theirs, weights, _, _ = read_weights(path)
+    theirs, weights, _, facts = read_weights(path)
     space = supernet.space
     if theirs.space.name != space.name:
         cure = f"Set space={theirs.space.name}"
         raise InvalidConfig(f"{path} holds weights of {theirs.space.name}, but the space of this run is {space.name}. {cure}")
+    for item in fields(space.settings):  # norm, for example: no shape tells of it
+        there, here = (getattr(settings, item.name) for settings in (theirs.space.settings, space.settings))
+        if item.metadata["choices"] and there != here:
+            key = f"{space.name}.{item.name}"
+            raise InvalidConfig(f"{path} holds weights for {key}={there}, but this run has {key}={here}. Set {key}={there}", key=key)
     classes, wanted = theirs.space.image.classes, space.image.classes
     if classes != wanted:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(CLASSIFIER)}
@@ -104,8 +112,25 @@ def starting_weights(path: Path, supernet: Supernet[Any]) -> tuple[Weights, str]
         shape, expected = theirs.shapes.get(odd[0]), supernet.shapes.get(odd[0])
         cure = f"Give the run the settings that the weights were imported with, {settings_of(theirs)}"
         raise InvalidConfig(f"{path} does not fit this run's supernet: {odd[0]} is {shape} there and {expected} here. {cure}")
-    fresh = "" if classes == wanted else f"; their classifier has {classes} classes, this run's {wanted}, so that layer begins afresh"
-    return weights, fresh
+    remarks = "" if classes == wanted else f"; their classifier has {classes} classes, this run's {wanted}, so that layer begins afresh"
+    return weights, remarks + _normalisation_remark(facts, mean, std)
+
+
+def _normalisation_remark(facts: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> str:
+    """Where the weights are for images normalised by other numbers than this run's; nothing if the file does not say."""
+    try:
+        theirs = [[float(number) for number in facts[key]] for key in ("mean", "std")]
+    except (KeyError, TypeError, ValueError):
+        return ""
+    ours = [[*mean], [*std]]
+    if all(len(there) == len(here) and np.allclose(there, here, rtol=0, atol=GREY) for there, here in zip(theirs, ours, strict=True)):
+        return ""
+
+    def shown(numbers: Sequence[float]) -> str:
+        return " ".join(f"{number:.3f}" for number in numbers)
+
+    there, here = (f"mean {shown(mean)} and std {shown(std)}" for mean, std in (theirs, ours))
+    return f"; they are for images normalised by {there}, this run's are by {here}"
 
 
 def settings_of(supernet: Supernet[Any]) -> str:

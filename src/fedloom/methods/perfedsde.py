@@ -31,7 +31,7 @@ from fedloom.training.bench import Bench
 from fedloom.training.local import one_of
 from fedloom.training.scoring import Scored, best_first
 
-PATIENCE = 50  # draws per wanted offspring before a crowded neighbourhood is left for random architectures
+PATIENCE = 100  # known architectures drawn in a row before a crowded neighbourhood is left
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PerFedSDESettings:
     archive: int = setting(10, "best architectures that the supernet is trained on", low=1)
     sampling: str = setting(
         "archive",
-        "what a step trains: one of the archive, or random subnets that use every choice once (FairNAS)",
+        "what a step trains: one of the archive, or random subnets that together use every choice (FairNAS)",
         choices=("archive", "fair"),
     )
     offspring: int = setting(10, "new architectures scored per iteration", low=1)
@@ -174,20 +174,26 @@ class PerFedSDE:
         return ClientMemory({"population": np.array([member.architecture.choices for member in population], np.uint8)})
 
     def _offspring(self, parents: Sequence[Architecture], draw: np.random.Generator) -> list[Architecture]:
-        """Children of two parents each, neither in the population nor twice; random ones where the neighbourhood is exhausted."""
+        """Children of two parents each, neither in the population nor twice; random ones where the neighbourhood is exhausted,
+        and fewer than wanted where everything is."""
         space, wanted = self.bench.space, self.settings.offspring
-        known, children = set(parents), []
-        for attempt in range(2 * PATIENCE * wanted):
-            if attempt < PATIENCE * wanted:
-                first, second = draw.integers(len(parents), size=2)
-                child = space.mutate(space.crossover(parents[first], parents[second], draw), draw, self.settings.mutation)
-            else:
-                child = space.sample(draw)
-            if child not in known:
-                known.add(child)
-                children.append(child)
-                if len(children) == wanted:
-                    break
+
+        def child() -> Architecture:
+            first, second = draw.integers(len(parents), size=2)
+            return space.mutate(space.crossover(parents[first], parents[second], draw), draw, self.settings.mutation)
+
+        known = set(parents)
+        children: list[Architecture] = []
+        for make in (child, lambda: space.sample(draw)):
+            repeats = 0
+            while len(children) < wanted and repeats < PATIENCE:
+                architecture = make()
+                if architecture in known:
+                    repeats += 1
+                    continue
+                repeats = 0
+                known.add(architecture)
+                children.append(architecture)
         return children
 
     def _score(self, site: ClientSite, weights: dict[str, Tensor], architectures: Sequence[Architecture]) -> list[Scored]:

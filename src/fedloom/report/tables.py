@@ -71,7 +71,7 @@ def space_card(supernet: Supernet[Any], latency_ms: Callable[[Architecture], flo
         "supernet_parameters": parameters,
         "named": named,
         "as_published": {"supernet_parameters": space.supernet_as_published() or parameters, "named": published},
-        "choices": {gene.name: gene.choices for gene in space.genes},
+        "choices": {gene.name: gene.shown for gene in space.genes},
     }
 
 

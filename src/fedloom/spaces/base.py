@@ -28,8 +28,8 @@ class Gene:
     labels: tuple[str, ...] = ()  # what the values mean, where they are only numbers of something
 
     @property
-    def choices(self) -> list[object]:
-        """For reading."""
+    def shown(self) -> list[object]:
+        """Its values for people: labels where there are any."""
         return [*self.labels] or [*self.values]
 
 
@@ -161,10 +161,10 @@ class SearchSpace(ABC):
             raise InvalidArchitecture(f"{self.name} has {len(self.genes)} genes, got {len(values)} values")
         choices = []
         for index, (gene, value) in enumerate(zip(self.genes, values, strict=True)):
-            if value not in gene.choices:
-                allowed = ", ".join(map(str, gene.choices))
+            if value not in gene.shown:
+                allowed = ", ".join(map(str, gene.shown))
                 raise InvalidArchitecture(f"gene {index} ({gene.name}) must be one of {allowed}; got {value!r}", gene=index)
-            choices.append(gene.choices.index(value))
+            choices.append(gene.shown.index(value))
         return self.canonical(choices)
 
     def sample(self, rng: np.random.Generator) -> Architecture:
@@ -172,8 +172,9 @@ class SearchSpace(ABC):
         return self.canonical(rng.integers(self.sizes))
 
     def fair(self, rng: np.random.Generator) -> list[Architecture]:
-        """Strict fairness (FairNAS, Chu et al. 2021): as many architectures as the largest gene has choices, together using every
-        choice of every gene, equally often where all genes have the same number of choices."""
+        """Strict fairness (FairNAS, Chu et al. 2021): as many architectures as the largest gene has choices, which together use every
+        choice of every gene, equally often if all genes have as many. Exact where genes are always active (DARTS, NASViT); in
+        MobileNetV3 a block that an architecture lacks does not use its choice."""
         count = int(self.sizes.max())
         columns = [np.concatenate([rng.permutation(size) for _ in range(-(-count // size))])[:count] for size in self.sizes]
         return [self.canonical(row) for row in np.stack(columns, axis=1)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +83,8 @@ class Bounded(SearchSpace):
     """A space of which only the architectures within some limits are drawn; methods use it like any other.
 
     A draw that does not fit is repeated, up to a bound; then the last one is reduced. So draws are not uniform over what fits: the
-    tighter the budget, the more of them lie just below it. Genes, names, encoding and costs are those of the whole space.
+    tighter the budget, the more of them lie just below it. Genes, names, encoding, costs and whatever a space has of its own (a
+    genotype, an outline) are those of the whole space.
     """
 
     def __init__(self, whole: SearchSpace, limits: tuple[Limit, ...]) -> None:
@@ -91,7 +93,8 @@ class Bounded(SearchSpace):
         broken = self.broken(whole.named["smallest"])
         if broken:
             raise InvalidConfig(
-                f"{broken} is too little for {self.name}: its smallest architecture needs {broken.needed(whole.named['smallest'])}. "
+                f"{broken} is too little for {self.name}: the architecture named smallest needs "
+                f"{broken.needed(whole.named['smallest'])}. "
                 "Raise the budget (0 is no limit), or make the space smaller by the settings in its table",
                 key=f"budget.{broken.name}",
             )
@@ -160,7 +163,14 @@ class Bounded(SearchSpace):
                 "A random architecture under budget.latency_ms would be another one after a resume, because latency is measured. "
                 "Choose one by name or id"
             )
-        architecture = self.sample(rng) if text == "random" else self.whole.find(text, rng)
+        return self.sample(rng) if text == "random" else self._asked_for(self.whole.find(text, rng), text)
+
+    def from_values(self, values: Sequence[int | str]) -> Architecture:
+        """Refused if it does not fit, as by name."""
+        architecture = self.whole.from_values(values)
+        return self._asked_for(architecture, architecture.id)
+
+    def _asked_for(self, architecture: Architecture, text: str) -> Architecture:
         broken = self.broken(architecture)
         if broken:
             raise InvalidConfig(
@@ -205,6 +215,18 @@ class Bounded(SearchSpace):
 
     def drawing(self, architecture: Architecture) -> Drawing:
         return self.whole.drawing(architecture)
+
+    def as_published(self, architecture: Architecture) -> tuple[int, int]:
+        return self.whole.as_published(architecture)
+
+    def supernet_as_published(self) -> int | None:
+        return self.whole.supernet_as_published()
+
+    def __getattr__(self, name: str) -> Any:
+        """What this kind of space has and others have not: translations, which know no budget."""
+        if name == "whole" or name.startswith("_"):  # ``whole`` is not yet there while a copy is being made
+            raise AttributeError(name)
+        return getattr(self.whole, name)
 
 
 def _number(value: float) -> str:

@@ -19,6 +19,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture, InvalidConfig
 from fedloom.core.settings import setting
 from fedloom.spaces.base import SPACES, CellGraph, Choices, Cost, Gene, Genes, ImageShape, SearchSpace
+from fedloom.spaces.convolutions import halved
 from fedloom.spaces.genotype import CONCATENATED, EDGES, INPUTS, KINDS, NODES, OPERATIONS, STATES, Genotype
 
 SETS = {"full": OPERATIONS, "s2": ("skip_connect", "sep_conv_3x3")}
@@ -204,12 +205,12 @@ class DARTS(SearchSpace):
             edges = []
             for a, b in EDGES:
                 reduces = bool(kind) and a < INPUTS
-                place, side = f"{name}.{STATES[a]}_to_{STATES[b]}".replace(" ", ""), _halved(size) if kind and not reduces else size
+                place, side = f"{name}.{STATES[a]}_to_{STATES[b]}".replace(" ", ""), halved(size) if kind and not reduces else size
                 layers = {op: operation_layers(op, channels, 2 if reduces else 1) for op in self.operations if op != "none"}
                 edges.append({op: Part(f"{place}.{op}", steps, side) for op, steps in layers.items()})
             made.append(Cell(name, kind, channels, size, (first, second), tuple(edges)))
             before, last, size_before, reduced = last, NODES * channels, size, bool(kind)
-            size = _halved(size) if kind else size
+            size = halved(size) if kind else size
         return tuple(made)
 
     @property
@@ -246,7 +247,7 @@ class DARTS(SearchSpace):
         for part in self.parts(architecture):
             size = part.size
             for layer in part.layers:
-                size = _halved(size) if layer.stride == 2 else size
+                size = halved(size) if layer.stride == 2 else size
                 weights = sum(math.prod(shape) for shape in layer.shapes.values())
                 parameters += weights
                 if layer.kind != "normalise":
@@ -254,7 +255,7 @@ class DARTS(SearchSpace):
                     activations += layer.outputs * size**2 * (3 if layer.kind == "max_pool" else 1)
         for cell in self.cells:
             for state in {a for (a, _), name in zip(EDGES, self.chosen(architecture)[cell.kind], strict=True) if "pool" in name}:
-                activations += cell.channels * (cell.size if state < INPUTS or not cell.kind else _halved(cell.size)) ** 2
+                activations += cell.channels * (cell.size if state < INPUTS or not cell.kind else halved(cell.size)) ** 2
         return Cost(parameters, macs, activations)
 
     def drawing(self, architecture: Architecture) -> tuple[CellGraph, ...]:
@@ -290,7 +291,3 @@ def _preprocessing(inputs: int, channels: int, halve: bool) -> Layers:
     """Brings an earlier output to a cell's channels, and to its side in pixels when a reduction cell lies between."""
     change = Layer("halve", "halve", inputs, channels, stride=2) if halve else Layer("convolve", "conv", inputs, channels)
     return Layer("rectify", outputs=inputs), change, Layer("normalise", "norm", outputs=channels)
-
-
-def _halved(size: int) -> int:
-    return -(-size // 2)

@@ -6,7 +6,7 @@ size make instances of any scale; the gene list is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -16,7 +16,8 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, BlockDiagram, Box, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight
+from fedloom.spaces.base import SPACES, BlockDiagram, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, round_to_eight
+from fedloom.spaces.convolutions import InvertedBlock, Outline, halved
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
 STAGES, BLOCKS = 5, 4  # stages, and blocks in the deepest one
@@ -41,40 +42,14 @@ class MobileNetV3Settings:
 
 
 @dataclass(frozen=True)
-class Block:
-    """One inverted residual block of an architecture, in numbers."""
+class Block(InvertedBlock):
+    """An inverted residual block; the one after the stem, "first", does not expand."""
 
-    name: str
-    inputs: int
-    middle: int
-    outputs: int
-    kernel: int
-    stride: int
-    activation: str
-    squeeze: int  # hidden width of squeeze-excite, 0 without
-    size: int  # side of the map it receives
-
-    @property
-    def expands(self) -> bool:
-        """The block after the stem works on its input directly, without an expansion layer."""
-        return self.name != "first"
+    activation: str  # relu or hardswish
 
     @property
     def shortcut(self) -> bool:
         return self.stride == 1 and self.inputs == self.outputs
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A whole architecture in numbers: what to build, run, slice and count."""
-
-    image: ImageShape
-    input_size: int
-    stem: int
-    blocks: tuple[Block, ...]
-    head: int
-    features: int
-    final_size: int
 
 
 @SPACES.add("mobilenetv3", MobileNetV3Settings, "once-for-all MobileNetV3: 5 stages of 2-4 blocks, kernels 3/5/7, expansions 3/4/6")
@@ -87,7 +62,6 @@ class MobileNetV3(SearchSpace):
         self.settings, self.image = settings, image
         # One cache per space; outlines are asked for at every training step.
         self._outline = lru_cache(maxsize=4096)(self._make_outline)
-        self._cost = lru_cache(maxsize=4096)(self._make_cost)
 
     @cached_property
     def genes(self) -> tuple[Gene, ...]:
@@ -115,49 +89,25 @@ class MobileNetV3(SearchSpace):
     def input_sizes(self, genes: Genes) -> list[int]:
         return [self.settings.input_size or self.image.size] * len(genes)
 
-    def outline(self, architecture: Architecture) -> Outline:
+    def outline(self, architecture: Architecture) -> Outline[Block]:
         return self._outline(architecture)
 
     def cost(self, architecture: Architecture) -> Cost:
-        return self._cost(architecture)
+        return self.outline(architecture).cost
 
     def drawing(self, architecture: Architecture) -> BlockDiagram:
-        """A row per stage, a box per block: kernel and expansion; channels in, inside and out, ½ for stride 2, SE for squeeze-excite."""
-        outline, whole = self.outline(architecture), self.outline(self.named["largest"])
-        widest = max(whole.head, whole.features, *(block.middle for block in whole.blocks))
+        return self.outline(architecture).drawing(self.outline(self.named["largest"]).widest)
 
-        def box(label: str, channels: Sequence[int], width: int, stride: int = 1, squeeze: int = 0) -> Box:
-            return Box(label, "→".join(map(str, channels)) + ", ½" * (stride == 2) + ", SE" * (squeeze > 0), width / widest)
-
-        def block_box(block: Block) -> Box:
-            kernel = f"{block.kernel}×{block.kernel}"
-            if not block.expands:
-                return box(kernel, (block.inputs, block.outputs), block.middle)
-            label = f"{kernel} ×{block.middle // block.inputs}"
-            return box(label, (block.inputs, block.middle, block.outputs), block.middle, block.stride, block.squeeze)
-
-        stem = box("3×3", (outline.image.channels, outline.stem), outline.stem, self.settings.stem_stride)
-        stages: list[tuple[str, tuple[Box, ...]]] = [(f"stem, {outline.input_size} pixels", (stem, block_box(outline.blocks[0])))]
-        for stage in range(1, STAGES + 1):
-            blocks = [block for block in outline.blocks if block.name.startswith(f"stage{stage}.")]
-            stages.append((f"stage {stage}, {blocks[0].size} pixels", tuple(map(block_box, blocks))))
-        head = (
-            box("1×1", (outline.blocks[-1].outputs, outline.head), outline.head),
-            box("mean, 1×1", (outline.head, outline.features), outline.features),
-            box("classes", (outline.features, outline.image.classes), outline.image.classes),
-        )
-        return BlockDiagram((*stages, (f"head, {outline.final_size} pixels", head)))
-
-    def _make_outline(self, architecture: Architecture) -> Outline:
+    def _make_outline(self, architecture: Architecture) -> Outline[Block]:
         def wide(channels: int) -> int:
             return round_to_eight(channels * self.settings.width)
 
         choices = architecture.choices
         kernels, expansions, depths = choices[:20], choices[20:40], choices[40:]
         input_size = self.settings.input_size or self.image.size
-        size = _halved(input_size, self.settings.stem_stride)
+        size = halved(input_size, self.settings.stem_stride)
         stem = wide(STEM)
-        blocks = [Block("first", stem, stem, stem, 3, 1, "relu", 0, size)]
+        blocks = [Block("first", stem, stem, stem, 3, 1, False, 0, size, "relu")]
         inputs = stem
         for stage in range(STAGES):
             for index in range(DEPTHS[depths[stage]]):
@@ -167,29 +117,17 @@ class MobileNetV3(SearchSpace):
                 squeeze = round_to_eight(middle // 4) if SQUEEZE[stage] else 0
                 name = f"stage{stage + 1}.block{index + 1}"
                 outputs = wide(WIDTHS[stage])
-                blocks.append(Block(name, inputs, middle, outputs, KERNELS[kernels[gene]], stride, ACTIVATIONS[stage], squeeze, size))
-                inputs, size = outputs, _halved(size, stride)
-        return Outline(self.image, input_size, stem, tuple(blocks), wide(HEAD), wide(FEATURES), size)
-
-    def _make_cost(self, architecture: Architecture) -> Cost:
-        outline, tally = self.outline(architecture), Tally()
-        convolution = tally.convolution
-        size = outline.blocks[0].size
-        convolution(outline.image.channels, outline.stem, 3, size**2)
-        for block in outline.blocks:
-            after = _halved(block.size, block.stride)
-            if block.expands:
-                convolution(block.inputs, block.middle, 1, block.size**2)
-            convolution(1, block.middle, block.kernel, after**2)
-            if block.squeeze:
-                convolution(block.middle, block.squeeze, 1, 1, norm=False, bias=True)
-                convolution(block.squeeze, block.middle, 1, 1, norm=False, bias=True)
-            convolution(block.middle, block.outputs, 1, after**2)
-        convolution(outline.blocks[-1].outputs, outline.head, 1, outline.final_size**2)
-        convolution(outline.head, outline.features, 1, 1, norm=False)
-        convolution(outline.features, outline.image.classes, 1, 1, norm=False, bias=True)
-        return tally.cost
-
-
-def _halved(size: int, stride: int) -> int:
-    return -(-size // stride)
+                kernel = KERNELS[kernels[gene]]
+                blocks.append(Block(name, inputs, middle, outputs, kernel, stride, True, squeeze, size, ACTIVATIONS[stage]))
+                inputs, size = outputs, blocks[-1].after
+        return Outline(
+            image=self.image,
+            input_size=input_size,
+            stem_stride=self.settings.stem_stride,
+            stem=stem,
+            blocks=tuple(blocks),
+            last=inputs,
+            head=wide(HEAD),
+            features=wide(FEATURES),
+            final_size=size,
+        )

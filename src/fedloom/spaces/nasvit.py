@@ -7,7 +7,7 @@ list is the same for all of them, also where two widths of a small instance are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -19,6 +19,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
 from fedloom.spaces.base import SPACES, BlockDiagram, Box, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight
+from fedloom.spaces.convolutions import InvertedBlock, Outline, box, halved
 
 
 @dataclass(frozen=True)
@@ -73,28 +74,18 @@ class NASViTSettings:
 
 
 @dataclass(frozen=True)
-class ConvolutionBlock:
-    """One inverted residual block of an architecture, in numbers."""
-
-    name: str
-    inputs: int
-    middle: int
-    outputs: int
-    kernel: int
-    stride: int
-    expands: bool
-    squeeze: int  # hidden width of squeeze-excite, 0 without
-    size: int  # side of the map it receives
-
-    @property
-    def after(self) -> int:
-        """Side of the map it gives."""
-        return halved(self.size, self.stride)
+class ConvolutionBlock(InvertedBlock):
+    """An inverted residual block whose shortcut is always there."""
 
     @property
     def reshapes(self) -> bool:
         """Whether the shortcut is a 1x1 convolution, so that the channels fit."""
         return self.inputs != self.outputs
+
+    def count(self, tally: Tally) -> None:
+        super().count(tally)
+        if self.reshapes:
+            tally.convolution(self.inputs, self.outputs, 1, self.after**2, norm=False)
 
 
 @dataclass(frozen=True)
@@ -114,19 +105,27 @@ class AttentionBlock:
     def row(self) -> str:
         return scale_row(self.depth, self.size)
 
+    def count(self, tally: Tally) -> None:
+        width, tokens, heads = self.width, self.size**2, self.heads
+        values = VALUE_EXPANSION * width
+        for inputs, outputs in ((width, width), (width, width), (width, values), (values, width), *[(width, width)] * 4):
+            tally.convolution(inputs, outputs, 1, tokens, norm=False, bias=True)
+        tally.convolution(1, values, 3, tokens, norm=False)
+        for _ in ("before", "after"):  # the softmax, heads are mixed
+            tally.convolution(heads, heads, 1, tokens**2, norm=False, bias=True)
+        tally.macs += tokens**2 * (width + values)  # queries times keys, attention times values
+        tally.activations += 2 * heads * tokens**2 + (values + 3 * width) * tokens  # both products, softmax and normalisations
+        tally.parameters += (2 * self.size - 1) ** 2 * heads + 2 * 3 * width + 2 * width  # positions, normalisations, scales
 
-@dataclass(frozen=True)
-class Outline:
-    """A whole architecture in numbers: what to build, run, slice and count."""
+    @property
+    def widest(self) -> int:
+        return VALUE_EXPANSION * self.width
 
-    image: ImageShape
-    resolution: int
-    stem: int
-    blocks: tuple[ConvolutionBlock | AttentionBlock, ...]
-    last: int  # width of the last block
-    head: int
-    features: int
-    size: int  # side of the last map
+    def box(self, full: int) -> Box:
+        return box("attention", (self.width,), self.widest / full, f"{self.heads} heads")
+
+
+AnyBlock = ConvolutionBlock | AttentionBlock
 
 
 @SPACES.add("nasvit", NASViTSettings, "NASViT: 3 convolution and 4 attention stages; widths, depths, kernels, expansions, resolution")
@@ -148,7 +147,6 @@ class NASViT(SearchSpace):
             )
         # One cache per space; outlines are asked for at every training step.
         self._outline = lru_cache(maxsize=4096)(self._make_outline)
-        self._cost = lru_cache(maxsize=4096)(self._make_cost)
 
     @cached_property
     def genes(self) -> tuple[Gene, ...]:
@@ -191,16 +189,16 @@ class NASViT(SearchSpace):
             sides.append(halved(sides[-1], stride))
         return sides[1:]
 
-    def outline(self, architecture: Architecture) -> Outline:
+    def outline(self, architecture: Architecture) -> Outline[AnyBlock]:
         return self._outline(architecture)
 
     def cost(self, architecture: Architecture) -> Cost:
-        return self._cost(architecture)
+        return self.outline(architecture).cost
 
-    def _make_outline(self, architecture: Architecture) -> Outline:
+    def _make_outline(self, architecture: Architecture) -> Outline[AnyBlock]:
         values = [gene.values[choice] for gene, choice in zip(self.genes, architecture.choices, strict=True)]
         stem, *widths, features = (self.wide(width) for width in values[WIDTHS])
-        blocks: list[ConvolutionBlock | AttentionBlock] = []
+        blocks: list[AnyBlock] = []
         inputs, size = stem, halved(values[0], self.settings.stem_stride)
         for number, stage in enumerate(STAGES):
             depth, kernel, expansion = values[DEPTHS][number], values[KERNELS][number], values[EXPANSIONS][number]
@@ -214,42 +212,20 @@ class NASViT(SearchSpace):
                 block = ConvolutionBlock(name, inputs, middle, widths[number], kernel, stride, expansion > 1, squeeze, size)
                 blocks.append(block)
                 inputs, size = block.outputs, block.after
-        return Outline(self.image, values[0], stem, tuple(blocks), inputs, inputs * HEAD_EXPANSION, features, size)
+        return Outline(
+            image=self.image,
+            input_size=values[0],
+            stem_stride=self.settings.stem_stride,
+            stem=stem,
+            blocks=tuple(blocks),
+            last=inputs,
+            head=inputs * HEAD_EXPANSION,
+            features=features,
+            final_size=size,
+        )
 
-    def _make_cost(self, architecture: Architecture) -> Cost:
-        outline, tally = self.outline(architecture), Tally()
-        convolution = tally.convolution
-
-        def attention(block: AttentionBlock) -> None:
-            width, tokens, heads = block.width, block.size**2, block.heads
-            values = VALUE_EXPANSION * width
-            for inputs, outputs in ((width, width), (width, width), (width, values), (values, width), *[(width, width)] * 4):
-                convolution(inputs, outputs, 1, tokens, norm=False, bias=True)
-            convolution(1, values, 3, tokens, norm=False)
-            for _ in ("before", "after"):  # the softmax, heads are mixed
-                convolution(heads, heads, 1, tokens**2, norm=False, bias=True)
-            tally.macs += tokens**2 * (width + values)  # queries times keys, attention times values
-            tally.activations += 2 * heads * tokens**2 + (values + 3 * width) * tokens  # both products, softmax and normalisations
-            tally.parameters += (2 * block.size - 1) ** 2 * heads + 2 * 3 * width + 2 * width  # positions, normalisations, scales
-
-        convolution(outline.image.channels, outline.stem, 3, outline.blocks[0].size ** 2)
-        for block in outline.blocks:
-            if isinstance(block, AttentionBlock):
-                attention(block)
-                continue
-            if block.expands:
-                convolution(block.inputs, block.middle, 1, block.size**2)
-            convolution(1, block.middle, block.kernel, block.after**2)
-            if block.squeeze:
-                convolution(block.middle, block.squeeze, 1, 1, norm=False, bias=True)
-                convolution(block.squeeze, block.middle, 1, 1, norm=False, bias=True)
-            convolution(block.middle, block.outputs, 1, block.after**2)
-            if block.reshapes:
-                convolution(block.inputs, block.outputs, 1, block.after**2, norm=False)
-        convolution(outline.last, outline.head, 1, outline.size**2)
-        convolution(outline.head, outline.features, 1, 1, norm=False)
-        convolution(outline.features, outline.image.classes, 1, 1, norm=False, bias=True)
-        return tally.cost
+    def drawing(self, architecture: Architecture) -> BlockDiagram:
+        return self.outline(architecture).drawing(self.outline(self.named["largest"]).widest)
 
     # -- as the public implementation counts -------------------------------------
     def as_published(self, architecture: Architecture) -> tuple[int, int]:
@@ -275,36 +251,6 @@ class NASViT(SearchSpace):
         frozen = sum(block.outputs for block in self.outline(largest).blocks if isinstance(block, ConvolutionBlock))
         return self.as_published(largest)[0] + frozen
 
-    def drawing(self, architecture: Architecture) -> BlockDiagram:
-        """A row per stage, a box per block: kernel and expansion, or heads; channels, ½ for stride 2, SE for squeeze-excite."""
-        outline, whole = self.outline(architecture), self.outline(self.named["largest"])
-        widest = max(whole.head, whole.features)
-
-        def box(label: str, channels: Sequence[int], width: int, more: str = "") -> Box:
-            return Box(label, "→".join(map(str, channels)) + more, width / widest)
-
-        def block_box(block: ConvolutionBlock | AttentionBlock) -> Box:
-            if isinstance(block, AttentionBlock):
-                return box("attention", (block.width,), VALUE_EXPANSION * block.width, f", {block.heads} heads")
-            kernel = f"{block.kernel}×{block.kernel}"
-            more = ", ½" * (block.stride == 2) + ", SE" * (block.squeeze > 0)
-            if not block.expands:
-                return box(kernel, (block.inputs, block.outputs), block.middle, more)
-            return box(f"{kernel} ×{block.middle // block.inputs}", (block.inputs, block.middle, block.outputs), block.middle, more)
-
-        half = ", ½" * (self.settings.stem_stride == 2)
-        stem = box("3×3", (outline.image.channels, outline.stem), outline.stem, half)
-        stages: list[tuple[str, tuple[Box, ...]]] = [(f"stem, {outline.resolution} pixels", (stem,))]
-        for number in range(len(STAGES)):
-            blocks = [block for block in outline.blocks if place(block.name)[0] == number]
-            stages.append((f"stage {number + 1}, {blocks[0].size} pixels", tuple(map(block_box, blocks))))
-        head = (
-            box("1×1", (outline.last, outline.head), outline.head),
-            box("mean, 1×1", (outline.head, outline.features), outline.features),
-            box("classes", (outline.features, outline.image.classes), outline.image.classes),
-        )
-        return BlockDiagram((*stages, (f"head, {outline.size} pixels", head)))
-
 
 def place(name: str) -> tuple[int, int]:
     """Stage and place in it, both from 0, of "stage3.block1"."""
@@ -315,10 +261,6 @@ def place(name: str) -> tuple[int, int]:
 def scale_row(depth: int, size: int) -> str:
     """Which of its scales an attention block uses in a stage of this depth on a map of this side."""
     return f"depth{depth}_tokens{size**2 % RESIDUES}"
-
-
-def halved(size: int, stride: int) -> int:
-    return -(-size // stride)
 
 
 def _attention_parameters(width: int, size: int, rows: int) -> int:

@@ -59,7 +59,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def _masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The same under ``vmap``, where nothing may be written in place; masked channels have mean 0 and variance 1."""
     variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
-    return mean * mask, torch.where(mask, variance, 1.0)
+    return torch.where(mask, mean, 0.0), torch.where(mask, variance, 1.0)
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:

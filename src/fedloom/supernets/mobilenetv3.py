@@ -13,21 +13,11 @@ from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
 from fedloom.spaces.base import round_to_eight
-from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, STAGES, Block, MobileNetV3, MobileNetV3Settings, Outline
+from fedloom.spaces.convolutions import Outline
+from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, STAGES, Block, MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
-from fedloom.supernets.elastic import (
-    EPS,
-    GROUP,
-    Statistics,
-    below,
-    centre,
-    elastic_kernel,
-    masked_kernel,
-    normed,
-    pick,
-    pointwise,
-    squeezed,
-)
+from fedloom.supernets.elastic import Statistics, below, centre, elastic_kernel, masked_kernel, normed, pick, pointwise, squeezed
+from fedloom.supernets.plain import SqueezeExcite, normed_convolution
 
 WHOLE = slice(None)
 
@@ -66,7 +56,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
             norm(f"{block.name}.project.norm", block.outputs)
             if block.shortcut:  # starts as the identity, so that all depths agree at first and train faster
                 weights[f"{block.name}.project.norm.weight"].zero_()
-        convolution("head.conv", outline.head, outline.blocks[-1].outputs)
+        convolution("head.conv", outline.head, outline.last)
         norm("head.norm", outline.head)
         convolution("features.conv", outline.features, outline.head)
         classes = outline.image.classes
@@ -112,7 +102,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         return self._network(images, weights, outline, run, statistics)
 
     def _network(
-        self, x: Tensor, weights: Weights, outline: Outline, run: Callable[[Tensor, Block], Tensor], statistics: Statistics | None
+        self, x: Tensor, weights: Weights, outline: Outline[Block], run: Callable[[Tensor, Block], Tensor], statistics: Statistics | None
     ) -> Tensor:
         x = F.hardswish(self._normed(x, weights, "stem", statistics, stride=self.space.settings.stem_stride))
         for block in outline.blocks:
@@ -151,7 +141,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         return {name: kernels.get(name, tensor).clone() for name, tensor in taken.items() if not name.endswith(matrices)}
 
     def network(self, architecture: Architecture) -> nn.Module:
-        return PlainMobileNetV3(self.space.outline(architecture), self.space.settings)
+        return PlainMobileNetV3(self.space.outline(architecture), self.space.settings.norm)
 
 
 def _block_regions(block: Block) -> dict[str, Region]:
@@ -193,19 +183,19 @@ def _depth_kernel(weights: Weights, block: Block) -> Tensor:
 class PlainMobileNetV3(nn.Module):
     """One architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
 
-    def __init__(self, outline: Outline, settings: MobileNetV3Settings) -> None:
+    def __init__(self, outline: Outline[Block], norm: str) -> None:
         super().__init__()
         self.outline = outline
-        self.stem = _normed(settings.norm, outline.image.channels, outline.stem, 3, settings.stem_stride)
+        self.stem = normed_convolution(outline.image.channels, outline.stem, 3, outline.stem_stride, norm=norm)
         for block in outline.blocks:  # "first", "stage1.block1", …
             stage, _, place = block.name.partition(".")
             if not place:
-                self.add_module(stage, PlainBlock(block, settings.norm))
+                self.add_module(stage, PlainBlock(block, norm))
                 continue
             if not hasattr(self, stage):
                 self.add_module(stage, nn.ModuleDict())
-            self.get_submodule(stage).add_module(place, PlainBlock(block, settings.norm))
-        self.head = _normed(settings.norm, outline.blocks[-1].outputs, outline.head)
+            self.get_submodule(stage).add_module(place, PlainBlock(block, norm))
+        self.head = normed_convolution(outline.last, outline.head, norm=norm)
         self.features = nn.Sequential(OrderedDict(conv=nn.Conv2d(outline.head, outline.features, 1, bias=False)))
         self.classifier = nn.Linear(outline.features, outline.image.classes)
 
@@ -222,10 +212,10 @@ class PlainBlock(nn.Module):
         super().__init__()
         self.shortcut = block.shortcut
         self.act = F.relu if block.activation == "relu" else F.hardswish
-        self.expand = _normed(norm, block.inputs, block.middle) if block.expands else None
-        self.depth = _normed(norm, block.middle, block.middle, block.kernel, block.stride, block.middle)
+        self.expand = normed_convolution(block.inputs, block.middle, norm=norm) if block.expands else None
+        self.depth = normed_convolution(block.middle, block.middle, block.kernel, block.stride, block.middle, norm)
         self.squeeze = SqueezeExcite(block.middle, block.squeeze) if block.squeeze else None
-        self.project = _normed(norm, block.middle, block.outputs)
+        self.project = normed_convolution(block.middle, block.outputs, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
         y = x if self.expand is None else self.act(self.expand(x))
@@ -233,20 +223,3 @@ class PlainBlock(nn.Module):
         y = y if self.squeeze is None else self.squeeze(y)
         y = self.project(y)
         return x + y if self.shortcut else y
-
-
-class SqueezeExcite(nn.Module):
-    def __init__(self, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.reduce, self.restore = nn.Conv2d(channels, hidden, 1), nn.Conv2d(hidden, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.reduce(x.mean((2, 3), keepdim=True)))
-        return x * F.hardsigmoid(self.restore(hidden))
-
-
-def _normed(norm: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """A convolution and its normalisation, under the names conv and norm."""
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    layer = nn.BatchNorm2d(outputs, eps=EPS) if norm == "batch" else nn.GroupNorm(outputs // GROUP, outputs, eps=EPS)
-    return nn.Sequential(OrderedDict(conv=conv, norm=layer))

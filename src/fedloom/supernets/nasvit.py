@@ -10,17 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
+from fedloom.spaces.convolutions import Outline
 from fedloom.spaces.nasvit import (
     DEPTHS,
     EXPANSIONS,
+    HEAD_EXPANSION,
     KERNELS,
     STAGES,
     WIDTHS,
+    AnyBlock,
     AttentionBlock,
     ConvolutionBlock,
     NASViT,
     NASViTSettings,
-    Outline,
     place,
     scale_row,
 )
@@ -29,8 +31,6 @@ from fedloom.supernets.elastic import Statistics, below, normed, only, pick, poi
 from fedloom.supernets.nasvit_attention import attention_block
 from fedloom.supernets.nasvit_plain import PlainNASViT
 from fedloom.supernets.nasvit_weights import initial, regions
-
-Block = ConvolutionBlock | AttentionBlock
 
 
 @SUPERNETS.add("nasvit", NASViTSettings, "nested weights of convolutions and attention, with scales by depth and number of tokens")
@@ -44,7 +44,7 @@ class NASViTSupernet(Supernet[NASViT]):
     def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
         outline = self.space.outline(architecture)
 
-        def run(x: Tensor, block: Block) -> Tensor:
+        def run(x: Tensor, block: AnyBlock) -> Tensor:
             if isinstance(block, AttentionBlock):
                 attention_scale, feed_scale = (weights[f"{block.name}.{branch}.scale.{block.row}"] for branch in ("attention", "feed"))
                 return attention_block(x, weights, block.name, (attention_scale, feed_scale), block.width)
@@ -52,14 +52,14 @@ class NASViTSupernet(Supernet[NASViT]):
             x = _pooled(x, block)
             return y + (pointwise(x, weights[f"{block.name}.shortcut.weight"]) if block.reshapes else x)
 
-        return self._network(resized(images, outline.resolution), weights, outline, run, statistics)
+        return self._network(resized(images, outline.input_size), weights, outline, run, statistics)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         space = self.space
         outline = space.outline(self._largest_at(images.shape[-1]))
         widths = [pick([space.wide(width) for width in gene.values], genes[1 + n]) for n, gene in enumerate(space.genes[WIDTHS])]
 
-        def run(x: Tensor, block: Block) -> Tensor:
+        def run(x: Tensor, block: AnyBlock) -> Tensor:
             number, index = place(block.name)
             stage = STAGES[number]
             inputs, outputs = widths[number + (index > 0)], widths[number + 1]
@@ -74,15 +74,15 @@ class NASViTSupernet(Supernet[NASViT]):
                 y = y + _masked_shortcut(_pooled(x, block), weights, block, inputs, outputs)
             return y if index < stage.depths[0] else torch.where(depth > index, y, x)
 
-        masks = (below(outline.stem, widths[0]), below(outline.head, widths[-2] * (outline.head // outline.last)))
+        masks = (below(outline.stem, widths[0]), below(outline.head, widths[-2] * HEAD_EXPANSION))
         return self._network(images, weights, outline, run, statistics, *masks, below(outline.features, widths[-1]))
 
     def _network(
         self,
         x: Tensor,
         weights: Weights,
-        outline: Outline,
-        run: Callable[[Tensor, Block], Tensor],
+        outline: Outline[AnyBlock],
+        run: Callable[[Tensor, AnyBlock], Tensor],
         statistics: Statistics | None,
         stem: Tensor | None = None,
         head: Tensor | None = None,
@@ -101,7 +101,7 @@ class NASViTSupernet(Supernet[NASViT]):
         return {name: tensor.clone() for name, tensor in self.take(weights, architecture).items()}
 
     def network(self, architecture: Architecture) -> nn.Module:
-        return PlainNASViT(self.space.outline(architecture), self.space.settings.stem_stride)
+        return PlainNASViT(self.space.outline(architecture))
 
     def _largest_at(self, resolution: int) -> Architecture:
         largest = self.space.named["largest"]

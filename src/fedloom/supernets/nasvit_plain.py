@@ -8,29 +8,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.spaces.nasvit import HEAD_WIDTH, VALUE_EXPANSION, AttentionBlock, ConvolutionBlock, Outline
+from fedloom.spaces.convolutions import Outline
+from fedloom.spaces.nasvit import HEAD_WIDTH, VALUE_EXPANSION, AnyBlock, AttentionBlock, ConvolutionBlock
 from fedloom.supernets.base import resized
 from fedloom.supernets.elastic import EPS
 from fedloom.supernets.nasvit_attention import BRANCH
+from fedloom.supernets.plain import SqueezeExcite, normed_convolution
 
 
 class PlainNASViT(nn.Module):
-    def __init__(self, outline: Outline, stem_stride: int) -> None:
+    def __init__(self, outline: Outline[AnyBlock]) -> None:
         super().__init__()
         self.outline = outline
-        self.stem = normed(outline.image.channels, outline.stem, 3, stem_stride)
+        self.stem = normed_convolution(outline.image.channels, outline.stem, 3, outline.stem_stride)
         for block in outline.blocks:  # "stage1.block1", …
             stage, _, place = block.name.partition(".")
             if not hasattr(self, stage):
                 self.add_module(stage, nn.ModuleDict())
             module = PlainAttentionBlock(block) if isinstance(block, AttentionBlock) else PlainConvolutionBlock(block)
             self.get_submodule(stage).add_module(place, module)
-        self.head = normed(outline.last, outline.head)
+        self.head = normed_convolution(outline.last, outline.head)
         self.features = nn.Sequential(OrderedDict(conv=nn.Conv2d(outline.head, outline.features, 1, bias=False)))
         self.classifier = nn.Linear(outline.features, outline.image.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.silu(self.stem(resized(images, self.outline.resolution)))
+        x = F.silu(self.stem(resized(images, self.outline.input_size)))
         for block in self.outline.blocks:
             x = self.get_submodule(block.name)(x)
         x = F.silu(self.head(x)).mean((2, 3), keepdim=True)
@@ -40,10 +42,10 @@ class PlainNASViT(nn.Module):
 class PlainConvolutionBlock(nn.Module):
     def __init__(self, block: ConvolutionBlock) -> None:
         super().__init__()
-        self.expand = normed(block.inputs, block.middle) if block.expands else None
-        self.depth = normed(block.middle, block.middle, block.kernel, block.stride, block.middle)
+        self.expand = normed_convolution(block.inputs, block.middle) if block.expands else None
+        self.depth = normed_convolution(block.middle, block.middle, block.kernel, block.stride, block.middle)
         self.squeeze = SqueezeExcite(block.middle, block.squeeze) if block.squeeze else None
-        self.project = normed(block.middle, block.outputs)
+        self.project = normed_convolution(block.middle, block.outputs)
         self.shortcut = nn.Conv2d(block.inputs, block.outputs, 1, bias=False) if block.reshapes else None
         self.stride, self.padding = block.stride, block.size % 2
 
@@ -53,15 +55,6 @@ class PlainConvolutionBlock(nn.Module):
         y = self.project(y if self.squeeze is None else self.squeeze(y))
         x = F.avg_pool2d(x, 2, padding=self.padding) if self.stride == 2 else x
         return y + (x if self.shortcut is None else self.shortcut(x))
-
-
-class SqueezeExcite(nn.Module):
-    def __init__(self, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.reduce, self.restore = nn.Conv2d(channels, hidden, 1), nn.Conv2d(hidden, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * F.hardsigmoid(self.restore(F.relu(self.reduce(x.mean((2, 3), keepdim=True)))))
 
 
 class PlainAttentionBlock(nn.Module):
@@ -133,9 +126,3 @@ def feed_forward(width: int) -> nn.Sequential:
 
 def scales(block: AttentionBlock) -> nn.ParameterDict:
     return nn.ParameterDict({block.row: nn.Parameter(torch.ones(block.width))})
-
-
-def normed(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """A convolution and its normalisation, under the names conv and norm."""
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(outputs, eps=EPS)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 
 import torch
@@ -13,11 +14,17 @@ from fedloom.training.packed import Packed, flattened
 Input = Tensor | float
 
 
+# Calls of a step before it is captured. A capture takes as long as some hundred eager steps (on an H200 some 17 s, most of it the
+# search for fast convolutions), so a network that trains briefly is better off without.
+WORTH_A_GRAPH = 400
+KEPT = 8  # captured steps
+
+
 class Workplace:
-    """Packed weights, their momenta and decay. ``run`` makes a step, on a GPU by replaying a CUDA graph captured at its first call.
+    """Packed weights, their momenta and decay. ``run`` makes a step; on a GPU, one that is made often becomes a CUDA graph.
 
     A step is known by its key: what it computes and the shapes of its inputs. Inputs are copied to fixed tensors, because a
-    graph reads and writes fixed addresses.
+    graph reads and writes fixed addresses. Graphs share memory: they never run at the same time, and leave nothing in it.
     """
 
     def __init__(self, weights: Weights, decay: float) -> None:
@@ -25,21 +32,26 @@ class Workplace:
         self.momenta = torch.zeros_like(self.weights.flat)
         # (entries,) no decay for biases and normalisation
         self.decay = flattened(torch.full_like(tensor, decay if tensor.ndim > 1 else 0.0) for tensor in weights.values())
-        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self._calls: Counter[Hashable] = Counter()
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Callable[..., None]]] = {}
+        self._memory = torch.cuda.graph_pool_handle() if self.weights.flat.is_cuda else None
 
     def load(self, weights: Weights) -> None:
         """Start again from these weights."""
-        for name, tensor in weights.items():
-            self.weights.views[name].copy_(tensor)
+        for name, view in self.weights.views.items():
+            view.copy_(weights[name])
         self.momenta.zero_()
 
     def run(self, step: Callable[..., None], key: Hashable, *inputs: Input) -> None:
-        if not self.weights.flat.is_cuda:
+        self._calls[key] += 1
+        if not self.weights.flat.is_cuda or self._calls[key] < WORTH_A_GRAPH:
             step(self, *inputs)
             return
         if key not in self._captured:
+            if len(self._captured) >= KEPT:
+                del self._captured[next(iter(self._captured))]
             self._captured[key] = self._capture(step, inputs)
-        graph, fixed = self._captured[key]
+        graph, fixed, _ = self._captured[key]
         for place, given in zip(fixed, inputs, strict=True):
             if isinstance(given, Tensor):
                 place.copy_(given)
@@ -47,7 +59,10 @@ class Workplace:
                 place.fill_(given)
         graph.replay()
 
-    def _capture(self, step: Callable[..., None], inputs: tuple[Input, ...]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    def _capture(
+        self, step: Callable[..., None], inputs: tuple[Input, ...]
+    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Callable[..., None]]:
+        """The graph, its inputs, and the step itself: whatever that holds must live as long as the graph."""
         device = self.weights.flat.device
         fixed = [given.clone() if isinstance(given, Tensor) else torch.full((), given, device=device) for given in inputs]
         before = self.weights.flat.clone(), self.momenta.clone()
@@ -60,8 +75,8 @@ class Workplace:
                     step(self, *fixed)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self._memory):
                 step(self, *fixed)
         self.weights.flat.copy_(before[0])  # the warm-up moved them
         self.momenta.copy_(before[1])
-        return graph, fixed
+        return graph, fixed, step

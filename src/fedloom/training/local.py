@@ -21,9 +21,7 @@ from fedloom.training.graphs import Workplace
 from fedloom.training.packed import flattened, sgd
 from fedloom.training.recipe import TrainingSettings
 
-# A graph costs about as much as this many eager steps to capture.
-WORTH_A_GRAPH = 40
-KEPT_MASKS = 64  # architectures whose trained entries are remembered, packed
+KEPT_MASKS = 16  # architectures whose trained entries are remembered, a byte each
 
 
 @dataclass(frozen=True)
@@ -76,21 +74,21 @@ class Trainer:
     ) -> Trained:
         """One learning rate per epoch. Every entry of ``plain`` is trained."""
         batch, steps = self._batch(examples), len(rates) * self._steps(examples)
-        if examples.labels.is_cuda and (steps >= WORTH_A_GRAPH or self._known("network", architecture)):
-
-            def step(place: Workplace, images: Tensor, labels: Tensor, rate: Tensor) -> None:
-                gradient = flattened(self._gradients(place.weights.views, architecture, images, labels))
-                sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, None)
-
-            place = self._workplace("network", architecture, plain)
+        if examples.labels.is_cuda:
+            self._workplaces.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
+            place = self._workplace("network", plain, architecture)
             for images, labels, rate in self._batches(examples, rates, rng):
-                place.run(step, batch, images, labels, rate)
+                place.run(partial(self._network_step, architecture), batch, images, labels, rate)
             weights = place.weights.unpacked()
         else:
             weights, momenta = _copy(plain), _zeros(plain)
             for images, labels, rate in self._batches(examples, rates, rng):
                 self._move(weights, momenta, self._gradients(weights, architecture, images, labels), rate)
         return self._trained(weights, Counter({architecture: steps}), batch)
+
+    def _network_step(self, architecture: Architecture, place: Workplace, images: Tensor, labels: Tensor, rate: Tensor | float) -> None:
+        gradient = flattened(self._gradients(place.weights.views, architecture, images, labels))
+        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, None)
 
     def train_supernet(self, weights: Weights, draw: Draw, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Trained:
         """Each step draws subnets, sums their gradients on one batch and moves their regions only: momentum and decay do not
@@ -128,7 +126,7 @@ class Trainer:
 
     def _train_masked(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
         """The same at static shapes: on a GPU one captured step serves every architecture, because the architecture is an input."""
-        place = self._workplace("supernet", None, weights)
+        place = self._workplace("supernet", {name: weights[name] for name in self.supernet.shapes})  # in the order of masks
         for drawn, images, labels, rate in turns:
             sizes = self.supernet.space.input_sizes([architecture.choices for architecture in drawn])
             order = sorted(range(len(drawn)), key=sizes.__getitem__)  # so that few different shapes need capturing
@@ -171,15 +169,17 @@ class Trainer:
             torch._foreach_add_(list(weights.values()), moved, alpha=-rate)
 
     def _mask(self, drawn: Sequence[Architecture], device: torch.device) -> Tensor:
-        """Which entries these architectures train, packed."""
+        """Which entries these architectures train, packed. Those of one architecture are remembered: an archive comes back."""
         key = tuple(drawn)
-        if key not in self._masks:
+        if key in self._masks:
+            return self._masks[key]
+        counts, shapes = self.supernet.coverage(Counter(drawn)), self.supernet.shapes
+        mask = flattened((counts[name] > 0).expand(shape) for name, shape in shapes.items()).to(device)
+        if len(drawn) == 1:
             if len(self._masks) >= KEPT_MASKS:
                 self._masks.pop(next(iter(self._masks)))
-            counts = self.supernet.coverage(Counter(drawn))
-            shapes = self.supernet.shapes
-            self._masks[key] = flattened((count > 0).to(device).expand(shapes[name]) for name, count in counts.items())
-        return self._masks[key]
+            self._masks[key] = mask
+        return mask
 
     # -- batches --------------------------------------------------------------
     def _batch(self, examples: Examples) -> int:
@@ -202,14 +202,13 @@ class Trainer:
         return Trained(weights, steps, macs)
 
     # -- where packed weights train --------------------------------------------
-    def _known(self, kind: str, what: Hashable) -> bool:
-        return kind in self._workplaces and self._workplaces[kind][0] == what
-
-    def _workplace(self, kind: str, what: Hashable, weights: Weights) -> Workplace:
+    def _workplace(self, kind: str, weights: Weights, *what: Hashable) -> Workplace:
         """The last workplace of its kind if it was for the same network: what it captured can be used again."""
-        if not self._known(kind, what):
-            self._workplaces.pop(kind, None)  # frees its memory before the next capture
-            self._workplaces[kind] = (what, Workplace(weights, self.settings.weight_decay))
+        key = (*what, *((name, tuple(tensor.shape), str(tensor.device)) for name, tensor in weights.items()))
+        known = self._workplaces.get(kind)
+        if known is None or known[0] != key:
+            self._workplaces.pop(kind, None)  # frees its memory before the next one
+            self._workplaces[kind] = (key, Workplace(weights, self.settings.weight_decay))
         place = self._workplaces[kind][1]
         place.load(weights)
         return place

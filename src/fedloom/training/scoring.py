@@ -18,7 +18,9 @@ from fedloom.training.local import Pixels, runs_masked
 from fedloom.training.recipe import TrainingSettings
 
 CHUNK = 1000  # images per forward pass when statistics are known
-MASKED_ROWS = 4096  # images times architectures per masked pass; bounds memory, not results
+# Bounds of a masked pass over several architectures; they change memory and speed, not results.
+MASKED_BYTES = 4e9
+ALIVE = 1 / 8  # share of a network's activations that are held at once when nothing is kept for a backward pass
 
 
 @dataclass(frozen=True)
@@ -58,27 +60,40 @@ class Scorer:
         """Score subnets of a supernet: one pass measures the statistics on training images and the logits on examples."""
         if not architectures:
             return []
-        calibration = self.calibration_images(train)
-        images = torch.cat([calibration, self.pixels.normalise(examples.images)])
-        run = self._logits_masked if runs_masked(self.supernet, self.settings, images.device) else self._logits_sliced
-        results = [_measure(logits, examples.labels) for logits in run(images, len(calibration), weights, architectures)]
+        images = self.pixels.normalise(examples.images)
+        parts = self.logits(weights, architectures, images, self.calibration_images(train))
+        results = [_measure(logits, examples.labels) for part in parts for logits in part]
         # One transfer for all of them: (architectures, 2) accuracy and loss.
         numbers = torch.stack(results).tolist()
         return [Scored(a, Score(accuracy, loss)) for a, (accuracy, loss) in zip(architectures, numbers, strict=True)]
 
-    def _logits_sliced(self, images: Tensor, rows: int, weights: Weights, architectures: Sequence[Architecture]) -> Iterator[Tensor]:
-        for architecture in architectures:
-            own = self.supernet.take(weights, architecture)
-            yield self.supernet.forward(images, own, architecture, Statistics(rows=rows))[rows:]
+    @torch.no_grad()
+    def logits(self, weights: Weights, architectures: Sequence[Architecture], images: Tensor, calibration: Tensor) -> Iterator[Tensor]:
+        """Logits of subnets on images, a few architectures at a time, in order: (some architectures, n, classes).
 
-    def _logits_masked(self, images: Tensor, rows: int, weights: Weights, architectures: Sequence[Architecture]) -> Iterator[Tensor]:
-        choices = [architecture.choices for architecture in architectures]
-        genes = torch.tensor(choices).to(images.device)
-        chunk = max(1, MASKED_ROWS // len(images))
-        logits = self.supernet.forward_many(
-            images, weights, genes, Statistics(rows=rows), sizes=self.supernet.space.input_sizes(choices), chunk=chunk
-        )
-        return iter(logits[:, rows:])
+        Each subnet's statistics are measured on the calibration images, which run in front of the first images.
+        """
+        if not runs_masked(self.supernet, self.settings, images.device):
+            for architecture in architectures:
+                own, rows = self.supernet.take(weights, architecture), len(calibration)
+                yield self.supernet.forward(torch.cat([calibration, images]), own, architecture, Statistics(rows=rows))[rows:][None]
+            return
+        first, *others = images.split(CHUNK)
+        first = torch.cat([calibration, first])
+        several = self._at_once(len(first))
+        for start in range(0, len(architectures), several):
+            choices = [architecture.choices for architecture in architectures[start : start + several]]
+            genes, sizes = torch.tensor(choices).to(images.device), self.supernet.space.input_sizes(choices)
+            statistics = Statistics(rows=len(calibration))
+            parts = [self.supernet.forward_many(first, weights, genes, statistics, sizes)[:, len(calibration) :]]
+            known = Statistics(statistics)
+            parts += [self.supernet.forward_many(part, weights, genes, known, sizes) for part in others]
+            yield torch.cat(parts, 1)
+
+    def _at_once(self, images: int) -> int:
+        """How many architectures fit into ``MASKED_BYTES`` with this many images; at least one."""
+        activations = self.supernet.space.cost(self.supernet.space.named["largest"]).activations
+        return max(1, int(MASKED_BYTES // (4 * images * activations * ALIVE)))
 
     @torch.no_grad()
     def calibrate(self, plain: Weights, architecture: Architecture, train: Examples) -> Statistics:

@@ -7,16 +7,9 @@ from typing import Any
 from fedloom.spaces.darts import DARTS, DARTSSettings, Part
 from fedloom.spaces.genotype import EDGES, OPERATIONS
 from fedloom.supernets.base import Supernet
-
-SOURCE = "DARTS search network, cnn/model_search.py (quark0/darts)"
-# Counters of batches, which we do not need; the architecture parameters, which some descendants of the repository store.
-EXPECTED_LEFTOVERS = r"\.num_batches_tracked$|^_?alphas_(normal|reduce)$"
+from fedloom.supernets.foreign.base import PublicNetwork
 
 MOMENTS = ("running_mean", "running_var")
-
-
-def settings() -> DARTSSettings:
-    return DARTSSettings(channels=16, cells=8, operations="full")
 
 
 def table(supernet: Supernet[Any]) -> dict[str, str]:
@@ -47,3 +40,15 @@ def _names(part: Part, layers: dict[str, str]) -> dict[str, str]:
     ours = [*part.shapes, *(f"{norm}.{moment}" for norm in part.norms for moment in MOMENTS)]
     split = {name: name.removeprefix(f"{part.name}.").rpartition(".") for name in ours}
     return {name: f"{layers[layer]}.{last}" for name, (layer, _, last) in split.items()}
+
+
+NETWORK = PublicNetwork(
+    source="DARTS search network, cnn/model_search.py (quark0/darts)",
+    settings=DARTSSettings(channels=16, cells=8, operations="full"),
+    table=table,
+    # Counters of batches, which we do not need; the architecture parameters, which some descendants of the repository store.
+    expected_leftovers=r"\.num_batches_tracked$|^_?alphas_(normal|reduce)$",
+    size=32,
+    mean=(0.49139968, 0.48215827, 0.44653124),  # as the repository gives them
+    std=(0.24703233, 0.24348505, 0.26158768),
+)

@@ -7,17 +7,11 @@ from typing import Any
 
 from fedloom.spaces.mobilenetv3 import BLOCKS, MobileNetV3Settings
 from fedloom.supernets.base import Supernet
-
-SOURCE = "once-for-all MobileNetV3, ofa_mbv3_d234_e346_k357_w1.0 (mit-han-lab/once-for-all)"
-EXPECTED_LEFTOVERS = r"\.num_batches_tracked$"  # counters of batches; running averages need them, we do not
+from fedloom.supernets.foreign.base import IMAGENET, PublicNetwork
 
 LAYERS = {"expand": "inverted_bottleneck", "depth": "depth_conv", "squeeze": "depth_conv.se.fc", "project": "point_linear"}
 ENDS = {"stem": "first_conv", "head": "final_expand_layer", "features": "feature_mix_layer"}
 PARTS = {"conv": "conv", "norm": "bn", "to_five": "conv.7to5_matrix", "to_three": "conv.5to3_matrix", "restore": "expand"}
-
-
-def settings() -> MobileNetV3Settings:
-    return MobileNetV3Settings(width=1.0, stem_stride=2, strides=(2, 2, 2, 1, 2), norm="batch")
 
 
 def table(supernet: Supernet[Any]) -> dict[str, str]:
@@ -53,3 +47,15 @@ def fold(key: str) -> str:
     """
     key = key.replace(".mobile_inverted_conv.", ".conv.")
     return re.sub(r"\.(bn|linear)\.\1\.|\.(conv)\.conv\.(?=weight$)", lambda twice: f".{twice[1] or twice[2]}.", key)
+
+
+NETWORK = PublicNetwork(
+    source="once-for-all MobileNetV3, ofa_mbv3_d234_e346_k357_w1.0 (mit-han-lab/once-for-all)",
+    settings=MobileNetV3Settings(width=1.0, stem_stride=2, strides=(2, 2, 2, 1, 2), norm="batch"),
+    table=table,
+    expected_leftovers=r"\.num_batches_tracked$",  # counters of batches; running averages need them, we do not
+    size=224,
+    mean=IMAGENET[0],
+    std=IMAGENET[1],
+    fold=fold,
+)

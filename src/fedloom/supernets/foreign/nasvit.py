@@ -16,14 +16,7 @@ from torch import Tensor
 from fedloom.spaces.nasvit import STAGES, NASViTSettings
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.elastic import centre
-
-SOURCE = "NASViT supernet, attentive_nas_dynamic_model (facebookresearch/NASViT)"
-
-# Indices of positions, counters of batches, running averages of two subnets, a frozen vector that nothing reads, and
-# convolutions of shortcuts that never change the number of channels: all blocks but the first of a stage.
-EXPECTED_LEFTOVERS = (
-    r"relative_position_index$|num_batches_tracked$|\.bn_tracking\.|mobile_inverted_conv\.rescale$|\.shortcut\.conv\.conv\.weight$"
-)
+from fedloom.supernets.foreign.base import IMAGENET, PublicNetwork
 
 BLOCK = re.compile(r"stage(\d+)\.block(\d+)\.(.+)")
 ROW = re.compile(r"(attention|feed)\.scale\.depth(\d+)_tokens(\d+)")
@@ -58,10 +51,6 @@ ENDS = {
 WRAPPED = {"conv": "conv.conv", "norm": "bn.bn"}  # elastic layers wrap an ordinary one of the same name
 SCALES = {"attention": "rescale_attn", "feed": "rescale_mlp"}
 POSITIONS = "attn.relative_position_bias_table"
-
-
-def settings() -> NASViTSettings:
-    return NASViTSettings.original()
 
 
 def table(supernet: Supernet[Any]) -> dict[str, str]:
@@ -113,3 +102,19 @@ def _theirs(name: str) -> str:
 def _unwrapped(path: str) -> str:
     kind, _, rest = path.partition(".")
     return f"{WRAPPED[kind]}.{rest}" if kind in WRAPPED else path
+
+
+NETWORK = PublicNetwork(
+    source="NASViT supernet, attentive_nas_dynamic_model (facebookresearch/NASViT)",
+    settings=NASViTSettings.original(),
+    table=table,
+    # Indices of positions, counters of batches, running averages of two subnets, a frozen vector that nothing reads, and
+    # convolutions of shortcuts that never change the number of channels: all blocks but the first of a stage.
+    expected_leftovers=(
+        r"relative_position_index$|num_batches_tracked$|\.bn_tracking\.|mobile_inverted_conv\.rescale$|\.shortcut\.conv\.conv\.weight$"
+    ),
+    size=224,
+    mean=IMAGENET[0],
+    std=IMAGENET[1],
+    split=split,
+)

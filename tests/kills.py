@@ -1,0 +1,95 @@
+"""What a kill leaves of a run, and what of two run folders must be equal for the runs to be the same.
+
+Every write of a run goes through ``fedloom.engine.files``. Here its steps are numbered: before a file is opened, when half of its data
+is written, before it is given its name, before an old one is removed. ``disk`` calls somebody at each step, who copies the folder (what
+a kill at this moment would leave) or raises.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from fedloom.engine import files
+from fedloom.engine.files import read_arrays
+
+
+class HalfWay:
+    """A file that stops in the middle of every write."""
+
+    def __init__(self, file: IO[bytes], step: Callable[[], None]) -> None:
+        self._file, self._step = file, step
+
+    def __enter__(self) -> HalfWay:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._file.close()
+
+    def write(self, data: bytes) -> None:
+        half = len(data) // 2
+        self._file.write(data[:half])
+        self._file.flush()
+        self._step()
+        self._file.write(data[half:])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextmanager
+def disk(folder: Path, at_step: Callable[[str, str], None]) -> Iterator[None]:
+    """Calls ``at_step(what comes next, file)`` at every step of every write below the folder."""
+    replace, unlink = os.replace, Path.unlink
+
+    def step(what: str, path: Path | str) -> None:
+        if Path(path).is_relative_to(folder):
+            at_step(what, str(Path(path).relative_to(folder)))
+
+    def open_slowly(path: Path, mode: str) -> HalfWay:
+        step(f"open {mode}", path)
+        return HalfWay(builtins.open(path, mode), lambda: step(f"other half {mode}", path))
+
+    def replace_slowly(source: Path, target: Path) -> None:
+        step("replace", target)
+        replace(source, target)
+
+    def unlink_slowly(path: Path, missing_ok: bool = False) -> None:
+        step("unlink", path)
+        unlink(path, missing_ok)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "open", open_slowly, raising=False)
+        patch.setattr(files.os, "replace", replace_slowly)
+        patch.setattr(Path, "unlink", unlink_slowly)
+        yield
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """File name -> all it says, for every file of a run folder; only clocks and the memory of the process are left out."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {name: _read(folder / name) for name in names if name != "state/lock"}
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        arrays, facts = read_arrays(path)
+        return facts, {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
+    if path.name == "result.json":
+        result = json.loads(path.read_text())
+        del result["cost"]["seconds"], result["cost"]["stages"]
+        return result
+    if path.name == "ledger.jsonl":
+        return [_without_clocks(json.loads(line)) for line in path.read_text().splitlines()]
+    return path.read_bytes()
+
+
+def _without_clocks(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: sorted(value) if name == "seconds" else value for name, value in line.items() if name != "process_memory_mb"}
