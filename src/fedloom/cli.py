@@ -42,7 +42,9 @@ from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.training.latency import measure_latency
 
 typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=fedloom.__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__
+)
 console = Console()
 
 

@@ -237,3 +237,18 @@ def test_a_network_is_not_loaded_without_the_statistics_it_needs(supernet: Super
             supernet.load(architecture, plain)
     else:
         assert not supernet.load(architecture, plain).training
+
+
+@torch.no_grad()
+def test_images_keep_their_size_unless_the_space_resizes_them(supernet: Supernet[Any]) -> None:
+    """Networks without an input size of their own see images of any side as they are, in every execution."""
+    weights, larger = weights_of(supernet), F.pad(images_of(supernet, 5), (2, 2, 2, 2), mode="replicate")
+    for architecture in some(supernet, 1):
+        own, size = supernet.take(weights, architecture), supernet.space.input_sizes([architecture.choices])[0]
+        statistics = measured(supernet, own, architecture, larger)
+        expected = supernet.forward(larger, own, architecture, statistics)
+        torch.testing.assert_close(supernet.extract(weights, architecture, statistics)(larger), expected, **CLOSE)
+        masked = supernet.forward_many(larger, weights, torch.tensor([architecture.choices]), Statistics(rows=len(larger)))
+        torch.testing.assert_close(masked[0], expected, **CLOSE)
+        seen = supernet.forward(F.interpolate(larger, size=8, mode="bicubic"), own, architecture, statistics)
+        assert size or (seen - expected).abs().max() > 1e-3  # not resized behind our back

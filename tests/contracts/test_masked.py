@@ -68,13 +68,13 @@ def test_outputs_and_statistics(supernet: Supernet[Any], seed: int) -> None:
                 check_close(one, other, MOMENTS, scale=1.0)
 
 
-def gradients(supernet: Supernet[Any], seed: int, precision: torch.dtype) -> list[tuple[Tensor, ...]]:
+def gradients(supernet: Supernet[Any], seed: int, precision: torch.dtype, device: str = "cpu") -> list[tuple[Tensor, ...]]:
     """Masked and sliced, of the sum over all subnets, with statistics of the batch as in training."""
-    architectures, images = architectures_of(supernet, seed, 2), images_of(supernet, 9, seed).to(precision)
-    leaves = {name: tensor.to(precision).requires_grad_() for name, tensor in weights_of(supernet, seed).items()}
+    architectures, images = architectures_of(supernet, seed, 2), images_of(supernet, 9, seed).to(device, precision)
+    leaves = {name: tensor.to(device, precision).requires_grad_() for name, tensor in weights_of(supernet, seed).items()}
     generator = torch.Generator().manual_seed(seed)
-    pull = torch.randn(len(architectures), 9, supernet.space.image.classes, generator=generator).to(precision)
-    masked = (supernet.forward_many(images, leaves, genes_of(architectures)) * pull).sum()
+    pull = torch.randn(len(architectures), 9, supernet.space.image.classes, generator=generator).to(device, precision)
+    masked = (supernet.forward_many(images, leaves, genes_of(architectures).to(device)) * pull).sum()
     parts = [(supernet.forward(images, supernet.take(leaves, a), a) * p).sum() for a, p in zip(architectures, pull, strict=True)]
     return [torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True) for loss in (masked, torch.stack(parts).sum())]
 
@@ -82,7 +82,15 @@ def gradients(supernet: Supernet[Any], seed: int, precision: torch.dtype) -> lis
 @few
 @drawn
 def test_gradients(supernet: Supernet[Any], seed: int) -> None:
-    masked, sliced = gradients(supernet, seed, torch.float64)
+    check_gradients(*gradients(supernet, seed, torch.float64))
+
+
+@pytest.mark.gpu
+def test_gradients_on_a_gpu(supernet: Supernet[Any]) -> None:
+    check_gradients(*gradients(supernet, 0, torch.float64, "cuda"))
+
+
+def check_gradients(masked: tuple[Tensor, ...], sliced: tuple[Tensor, ...]) -> None:
     largest = max(float(gradient.abs().max()) for gradient in sliced)
     for one, other in zip(masked, sliced, strict=True):
         check_close(one, other, 1e-8, scale=largest)

@@ -38,10 +38,10 @@ def examples_of(count: int) -> Examples:
     return Examples(images, torch.randint(0, 10, (count,), generator=generator).cuda())
 
 
-def check_same(one: Weights, other: Weights, start: Weights) -> None:
+def distance(one: Weights, other: Weights, start: Weights) -> float:
     """By the length of the whole move; entry by entry rectifiers at their switch would decide (see test_masked)."""
     first, second, before = (torch.cat([weights[name].flatten() for name in one]) for weights in (one, other, start))
-    assert (first - second).norm() < 0.05 * (first - before).norm()
+    return float((first - second).norm() / (first - before).norm())
 
 
 def test_replayed_steps_equal_eager_steps(supernet: Supernet[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ def test_replayed_steps_equal_eager_steps(supernet: Supernet[Any], monkeypatch: 
         replayed, again = trained(examples), trained(examples)
         with monkeypatch.context() as patch:
             patch.setattr(graphs, "WORTH_A_GRAPH", 10**9)
-            check_same(trained(examples), replayed, plain)
-        check_same(replayed, again, plain)
+            assert distance(trained(examples), replayed, plain) < 0.05
+        assert distance(replayed, again, plain) < 0.05
 
 
 @pytest.mark.parametrize("kind", ["archive", "fair"])
@@ -69,10 +69,15 @@ def test_masked_graphs_equal_sliced_steps(supernet: Supernet[Any], kind: str) ->
     sliced, masked = (Trainer(supernet, replace(SETTINGS, execution=execution), PIXELS) for execution in ("sliced", "masked"))
     for examples in (examples_of(50), examples_of(30)):  # one step: more would compare how rounding grows
         expected = sliced.train_supernet(weights, subnets, examples, [0.02], np.random.default_rng(0))
+        # Networks of random weights are ill-conditioned: how far do rounding errors of another kernel, some 1e-6, reach?
+        shaken = {name: tensor * (1 + 1e-6 * torch.randn_like(tensor)) for name, tensor in weights.items()}
+        other = sliced.train_supernet(shaken, subnets, examples, [0.02], np.random.default_rng(0))
+        tolerance = max(0.05, 10 * distance(expected.weights, other.weights, weights))
+        assert tolerance < 0.3  # a subnet left out would be more
         for _ in range(3):  # eager, captured, replayed
             found = masked.train_supernet(weights, subnets, examples, [0.02], np.random.default_rng(0))
             assert found.steps == expected.steps
-            check_same(expected.weights, found.weights, weights)
+            assert distance(expected.weights, found.weights, weights) < tolerance
 
 
 def test_masked_scores_equal_sliced_scores(supernet: Supernet[Any]) -> None:

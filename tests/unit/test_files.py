@@ -91,7 +91,7 @@ def test_a_place_under_a_file_or_taken_by_a_folder_is_a_sentence(tmp_path: Path)
     with pytest.raises(UnusableFolder, match=r"file/new cannot be written"):
         write_file(tmp_path / "file" / "new", b"data")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UnusableFolder, match=r"folder cannot be written \(Is a directory\)"):
+    with pytest.raises(UnusableFolder, match=r"folder cannot be written \(it is a folder\)"):
         write_file(tmp_path / "folder", b"data")
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"] and (tmp_path / "file").read_text() == "mine"
 
@@ -196,3 +196,16 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
         read_arrays(tmp_path / "no")
     with pytest.raises(DamagedRun, match=f"{re.escape(str(tmp_path))} cannot be read \\(Is a directory\\)"):
         read_arrays(tmp_path)
+
+
+def test_a_link_is_written_through_and_a_device_is_refused(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_file(link, b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UnusableFolder, match="it is not a plain file"):
+        write_file(pipe, b"new")
+    assert pipe.is_fifo() and not list(tmp_path.glob(".*"))

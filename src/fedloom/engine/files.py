@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -24,8 +25,11 @@ DIGEST = 32  # hexadecimal digits in front of the facts
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace a file in one step: a reader, or a run killed at any moment, sees the old content or the new, never a part."""
+    path = path.resolve()  # through links: what they point to is replaced, not they
     temporary = path.parent / f".{path.name}.part"
     try:
+        if path.exists() and not path.is_file():  # a folder, a device
+            raise FileExistsError(errno.EEXIST, "it is a folder" if path.is_dir() else "it is not a plain file")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(data)

@@ -129,7 +129,8 @@ class SearchSpace(ABC):
 
     @abstractmethod
     def input_sizes(self, genes: Genes) -> list[int]:
-        """Side in pixels that images are resized to before each architecture sees them. Reads the genes only if that is one."""
+        """Side in pixels that images are resized to before each architecture sees them, 0 if they are not. Reads the genes only if
+        one of them is the resolution."""
 
     @abstractmethod
     def drawing(self, architecture: Architecture) -> Drawing:

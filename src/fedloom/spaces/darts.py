@@ -158,7 +158,7 @@ class DARTS(SearchSpace):
         return self.settings.input_size or self.image.size
 
     def input_sizes(self, genes: Genes) -> list[int]:
-        return [self.input_size] * len(genes)
+        return [self.settings.input_size] * len(genes)
 
     def find(self, text: str, rng: np.random.Generator) -> Architecture:
         """Also by the text of a genotype."""

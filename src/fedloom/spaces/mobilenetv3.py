@@ -87,7 +87,7 @@ class MobileNetV3(SearchSpace):
         return int(sum(operations**depth for depth in DEPTHS) ** STAGES)
 
     def input_sizes(self, genes: Genes) -> list[int]:
-        return [self.settings.input_size or self.image.size] * len(genes)
+        return [self.settings.input_size] * len(genes)
 
     def outline(self, architecture: Architecture) -> Outline[Block]:
         return self._outline(architecture)

@@ -183,8 +183,8 @@ class Supernet(ABC, Generic[Space]):
 
 
 def resized(images: Tensor, size: int) -> Tensor:
-    """Images at this side in pixels, as they are when it is their own."""
-    if images.shape[-1] == size:
+    """Images at this side in pixels; as they are when it is their own, or 0."""
+    if size in (0, images.shape[-1]):
         return images
     return F.interpolate(images, size=(size, size), mode="bicubic", align_corners=False)
 

@@ -70,7 +70,7 @@ class DARTSSupernet(Supernet[DARTS]):
             name = chosen[cell.kind][number]
             return None if name == "none" else run(cell.operations[number][name], x)
 
-        return self._network(resized(images, self.space.input_size), weights, run, edge)
+        return self._network(resized(images, self.space.settings.input_size), weights, run, edge)
 
     def mixture(self, images: Tensor, weights: Weights, coefficients: Tensor, statistics: Statistics | None = None) -> Tensor:
         """(n, classes) logits when every edge adds up all its operations, each times its coefficient; gradients reach both.
@@ -86,7 +86,7 @@ class DARTSSupernet(Supernet[DARTS]):
             row = coefficients[cell.kind, number]
             return _sum([row[k] * run(self._part(cell, number, k), x) for k in self._computing])
 
-        return self._network(resized(images, self.space.input_size), weights, run, edge)
+        return self._network(resized(images, self.space.settings.input_size), weights, run, edge)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         """The mixture whose coefficients are one for the chosen operation and zero for all others, which leave no statistics."""
@@ -185,7 +185,7 @@ class PlainDARTS(nn.Module):
 
     def __init__(self, space: DARTS, architecture: Architecture) -> None:
         super().__init__()
-        self.input_size, self.cells = space.input_size, [cell.name for cell in space.cells]
+        self.input_size, self.cells = space.settings.input_size, [cell.name for cell in space.cells]
         self.stem = _modules(space.stem)
         for cell in space.cells:
             self.add_module(cell.name, PlainCell(cell, space.chosen(architecture)[cell.kind]))

@@ -79,7 +79,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         def run(x: Tensor, block: Block) -> Tensor:
             return self._block(x, weights, block, _depth_kernel(weights, block), statistics)
 
-        return self._network(resized(images, outline.input_size), weights, outline, run, statistics)
+        return self._network(resized(images, self.space.settings.input_size), weights, outline, run, statistics)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         outline = self.space.outline(self.space.named["largest"])
@@ -141,7 +141,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         return {name: kernels.get(name, tensor).clone() for name, tensor in taken.items() if not name.endswith(matrices)}
 
     def network(self, architecture: Architecture) -> nn.Module:
-        return PlainMobileNetV3(self.space.outline(architecture), self.space.settings.norm)
+        return PlainMobileNetV3(self.space.outline(architecture), self.space.settings)
 
 
 def _block_regions(block: Block) -> dict[str, Region]:
@@ -183,9 +183,10 @@ def _depth_kernel(weights: Weights, block: Block) -> Tensor:
 class PlainMobileNetV3(nn.Module):
     """One architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
 
-    def __init__(self, outline: Outline[Block], norm: str) -> None:
+    def __init__(self, outline: Outline[Block], settings: MobileNetV3Settings) -> None:
         super().__init__()
-        self.outline = outline
+        norm = settings.norm
+        self.outline, self.input_size = outline, settings.input_size
         self.stem = normed_convolution(outline.image.channels, outline.stem, 3, outline.stem_stride, norm=norm)
         for block in outline.blocks:  # "first", "stage1.block1", …
             stage, _, place = block.name.partition(".")
@@ -200,7 +201,7 @@ class PlainMobileNetV3(nn.Module):
         self.classifier = nn.Linear(outline.features, outline.image.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.hardswish(self.stem(resized(images, self.outline.input_size)))
+        x = F.hardswish(self.stem(resized(images, self.input_size)))
         for block in self.outline.blocks:
             x = self.get_submodule(block.name)(x)
         x = F.hardswish(self.head(x)).mean((2, 3), keepdim=True)
