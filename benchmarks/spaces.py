@@ -72,8 +72,10 @@ def measured(name: str, device: torch.device, repeats: int) -> dict[str, dict[st
     for execution in ("sliced", "masked"):
         settings = replace(TrainingSettings(), batch=BATCH, calibration=SCORED, execution=execution)
         trainer, scorer = Trainer(supernet, settings, PIXELS), Scorer(supernet, settings, PIXELS)
-        jobs[f"step {execution}"] = lambda trainer=trainer: trainer.train_supernet(  # type: ignore[misc]
-            weights, one_of(architectures[:10]), examples, [0.01], np.random.default_rng(0)
+        jobs[f"step {execution}"] = (
+            lambda trainer=trainer: trainer.train_supernet(  # type: ignore[misc]
+                weights, one_of(architectures[:10]), examples, [0.01], np.random.default_rng(0)
+            )
         )
         jobs[f"score {execution}"] = lambda scorer=scorer: scorer.score_subnets(weights, architectures, few, few)  # type: ignore[misc]
     times: dict[str, list[float]] = {job: [] for job in jobs}
