@@ -14,9 +14,9 @@ from fedloom.training.packed import Packed, flattened
 Input = Tensor | float
 
 
-# Calls of a step before it is captured. A capture takes as long as some hundred eager steps (on an H200 some 17 s, most of it the
-# search for fast convolutions), so a network that trains briefly is better off without.
-WORTH_A_GRAPH = 400
+# Calls of a step before it is captured. A capture takes about as long as this many eager steps (seconds, most of it the search for
+# fast convolutions), so whoever trains briefly does not pay for it, and nobody pays more than twice.
+WORTH_A_GRAPH = 100
 KEPT = 8  # captured steps
 
 

@@ -73,10 +73,12 @@ class Scorer:
 
         Each subnet's statistics are measured on the calibration images, which run in front of the first images.
         """
+        rows = len(calibration)
         if not runs_masked(self.supernet, self.settings, images.device):
+            together = torch.cat([calibration, images])
             for architecture in architectures:
-                own, rows = self.supernet.take(weights, architecture), len(calibration)
-                yield self.supernet.forward(torch.cat([calibration, images]), own, architecture, Statistics(rows=rows))[rows:][None]
+                own = self.supernet.take(weights, architecture)
+                yield self.supernet.forward(together, own, architecture, Statistics(rows=rows))[rows:][None]
             return
         first, *others = images.split(CHUNK)
         first = torch.cat([calibration, first])
@@ -84,8 +86,8 @@ class Scorer:
         for start in range(0, len(architectures), several):
             choices = [architecture.choices for architecture in architectures[start : start + several]]
             genes, sizes = torch.tensor(choices).to(images.device), self.supernet.space.input_sizes(choices)
-            statistics = Statistics(rows=len(calibration))
-            parts = [self.supernet.forward_many(first, weights, genes, statistics, sizes)[:, len(calibration) :]]
+            statistics = Statistics(rows=rows)
+            parts = [self.supernet.forward_many(first, weights, genes, statistics, sizes)[:, rows:]]
             known = Statistics(statistics)
             parts += [self.supernet.forward_many(part, weights, genes, known, sizes) for part in others]
             yield torch.cat(parts, 1)
