@@ -47,11 +47,12 @@ class HalfWay:
 @contextmanager
 def disk(folder: Path, at_step: Callable[[str, str], None]) -> Iterator[None]:
     """Calls ``at_step(what comes next, file)`` at every step of every write below the folder."""
-    replace, unlink = os.replace, Path.unlink
+    replace, unlink, folder = os.replace, Path.unlink, folder.resolve()
 
     def step(what: str, path: Path | str) -> None:
-        if Path(path).is_relative_to(folder):
-            at_step(what, str(Path(path).relative_to(folder)))
+        path = Path(path).resolve()
+        if path.is_relative_to(folder):
+            at_step(what, str(path.relative_to(folder)))
 
     def open_slowly(path: Path, mode: str) -> HalfWay:
         step(f"open {mode}", path)

@@ -30,7 +30,7 @@ from fedloom.engine.files import write_file
 from fedloom.engine.store import Store
 from fedloom.exchange import foreign
 from fedloom.exchange.export import FORMATS
-from fedloom.exchange.models import load_model, make_supernet, supernet_of
+from fedloom.exchange.models import load_model, make_supernet, space_settings, supernet_of
 from fedloom.exchange.predict import predict as judge
 from fedloom.exchange.predict import read_model
 from fedloom.exchange.weights import take_network
@@ -130,8 +130,7 @@ def space(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """The card of a search space: genes, architectures, parameters and multiply-accumulates of colour images."""
-    settings = config.load(None, [f"space={name}", *(overrides or [])])
-    supernet = make_supernet(name, settings.components[name], ImageShape(3, size, classes))
+    supernet = make_supernet(name, space_settings(name, overrides or []), ImageShape(3, size, classes))
     card = space_card(supernet, partial(measure_latency, supernet, device=torch.device("cpu")) if latency else None)
     if as_json:
         print(json.dumps(card, indent=2))
@@ -215,11 +214,11 @@ def import_weights(
     imported = foreign.import_weights(space, file, overrides or [], size, target)
     image = imported.supernet.space.image
     _print(f"{target}: {imported.source}, {image.classes} classes, {image.channels} channels")
-    _print(f"{len(imported.tensors)} tensors taken")
+    _print(f"{foreign.counted(len(imported.tensors), 'tensor')} taken")
     for kind, count in imported.expected_leftovers.items():
-        _print(f"{count} keys left over as expected: {kind}")
+        _print(f"{foreign.counted(count, 'key')} left over as expected: {kind}")
     if left := imported.unexpected_leftovers:
-        _print(f"{len(left)} keys left over, and unexpected: {foreign.some(left, 20)}")
+        _print(f"{foreign.counted(len(left), 'key')} left over, and unexpected: {foreign.some(left, 20)}")
 
 
 @app.command()
@@ -264,9 +263,10 @@ def draw_(
         if not colon:
             cure = "Of a run say --client NAME" if os.path.isdir(what) else "Write an id, or SPACE:NAME such as mobilenetv3:largest"
             raise InvalidConfig(f"{what} is not an architecture. {cure}")
-        settings = config.load(None, [f"space={name}", *(overrides or [])])
-        drawn, title = SPACES[name].make(settings.components[name], ImageShape(3, size, classes)), what[:60] + "…" * (len(what) > 60)
-        architecture = drawn.find(what if text[:1].isdigit() else text, rng(settings.seed, "architecture"))
+        seeds = [override for override in overrides or [] if override.startswith("seed=")]
+        settings = space_settings(name, [override for override in overrides or [] if override not in seeds])
+        drawn, title = SPACES[name].make(settings, ImageShape(3, size, classes)), what[:60] + "…" * (len(what) > 60)
+        architecture = drawn.find(what if text[:1].isdigit() else text, rng(config.load(None, seeds).seed, "architecture"))
     cost = drawn.cost(architecture)
     numbers = f"{cost.parameters:,} parameters, {cost.macs:,} multiply-accumulates"
     target = out or Path(f"{_file_name(client or what)}.svg")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fedloom
 from fedloom import cli
-from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFormat
+from fedloom.core.errors import InvalidConfig, InvalidData, UnusableFormat
 from fedloom.data.readers import DataSettings, read
 from fedloom.engine.files import write_arrays
 from fedloom.exchange import export, load_model
@@ -259,7 +259,16 @@ def test_a_model_whose_description_is_wrong(fedloom_: Fedloom, tmp_path: Path, c
 )
 def test_a_model_whose_network_is_wrong(fedloom_: Fedloom, tmp_path: Path, changes: dict[str, Any]) -> None:
     path = small_model(tmp_path / "model.safetensors", **changes)
-    check_refused(fedloom_("predict", path, "any.png"), DamagedRun, path, "not a personal model of this version")
+    check_refused(fedloom_("predict", path, "any.png"), InvalidData, path, "is no model of Fedloom, or damaged", "fedloom export")
+
+
+def test_a_model_without_finite_logits_has_no_prediction(fedloom_: Fedloom, tmp_path: Path) -> None:
+    path = small_model(tmp_path / "model.safetensors")
+    network, facts = load_model(path)
+    next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d)).running_var.fill_(-1)  # type: ignore[operator, union-attr]
+    FORMATS["safetensors"][1](path, network, facts)
+    Image.new("L", (8, 8), 90).save(tmp_path / "good.png")
+    check_refused(fedloom_("predict", path, "good.png"), InvalidData, path, "has no prediction", "not finite")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 no archive", b"\x08 no network", bytes(8) + b"{}"])
@@ -280,7 +289,7 @@ def test_files_of_others(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) 
     check_refused(fedloom_("predict", "whole.safetensors", "any.png"), InvalidData, "a whole supernet", "--architecture")
     path = finished_run / "clients" / "client-001" / "model.safetensors"
     flip_last_byte(path)
-    check_refused(fedloom_("predict", path, "any.png"), DamagedRun, path, "damaged")
+    check_refused(fedloom_("predict", path, "any.png"), InvalidData, path, "damaged: the digest does not match. Write it again with")
 
 
 def test_the_program_inside_a_torch_file_is_never_run(exported: Exported, tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import re
 import shlex
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -205,7 +207,19 @@ def test_a_settings_object_of_the_training_script_is_passed_over(
 
 def test_what_nobody_expected_is_named(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) -> None:
     torch.save({**torch.load(checkpoint), "teacher.weight": torch.ones(2)}, tmp_path / "theirs.pth")
-    assert "1 keys left over, and unexpected: teacher.weight\n" in import_(fedloom_, "theirs.pth").out
+    assert "\n1 key left over, and unexpected: teacher.weight\n" in import_(fedloom_, "theirs.pth").out
+
+
+def test_two_operations_leave_the_other_six_over_as_expected(fedloom_: Fedloom, tmp_path: Path) -> None:
+    """In the cells that are there; a cell more than that is something else."""
+    supernet = tiny("darts")
+    state = public_state("darts", supernet)
+    stray = {f"{place}.5.op.1.weight": torch.ones(2) for place in ("cells.3._ops.0._ops", "cells.0.more._ops")}
+    torch.save(state | stray, tmp_path / "theirs.pth")
+    outcome = fedloom_("import-weights", "darts", "theirs.pth", *overrides("darts"), "darts.operations=s2", "--size", 8)
+    assert outcome.code == 0 and f"2 keys left over, and unexpected: {', '.join(sorted(stray))}\n" in outcome.out
+    taken, *expected, _ = (int(line.split()[0]) for line in outcome.out.splitlines()[1:])
+    assert taken < len(PUBLIC["darts"].table(supernet)) and taken + sum(expected) == len(state)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +345,7 @@ def test_every_public_name_of_the_original_instance() -> None:
 def test_the_how_to_page(fedloom_: Fedloom, tmp_path: Path) -> None:
     """Its commands and its snippet, with the original instance at its full size and random weights."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "foreign-weights.md").read_text()
-    first, _ = re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL)  # the second needs a user's own settings
+    first, _, _ = re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL)  # the second needs a user's own settings
     supernet = make_supernet("mobilenetv3", PUBLIC["mobilenetv3"].settings, ImageShape(3, 224, 1000))
     torch.save({"state_dict": public_state("mobilenetv3", supernet)}, tmp_path / "ofa_mbv3_d234_e346_k357_w1.0")
     for command in first.splitlines():
@@ -359,20 +373,31 @@ def endless() -> dict[str, Any]:
 KEY = "blocks.3.conv.point_linear.conv.conv.weight"
 STEM, CLASSES = "first_conv.conv.weight", "classifier.linear.weight"
 WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], tuple[str, ...]]] = {
-    "a missing key": (lambda state: without(state, KEY), ("not a checkpoint of once-for-all", "1 are missing", KEY)),
+    "a missing key": (
+        lambda state: without(state, KEY),
+        ("not a checkpoint of once-for-all", "it lacks 1 of 411 tensors", KEY, "mobilenetv3.KEY=VALUE"),
+    ),
     "another network": (
         lambda state: {"conv1.weight": torch.ones(3)},
-        ("not a checkpoint of once-for-all", "missing", "first_conv.conv.weight"),
+        ("not a checkpoint of once-for-all", "it lacks 411 of 411 tensors", "first_conv.conv.weight"),
     ),
-    "another shape": (lambda state: {**state, KEY: torch.ones(8, 9, 1, 1)}, (KEY, "(8, 9, 1, 1)", "mobilenetv3.KEY=VALUE")),
+    "another shape": (
+        lambda state: {**state, KEY: torch.ones(8, 9, 1, 1)},
+        (KEY, ": 1 tensor of another shape", "(8, 9, 1, 1)", "mobilenetv3.KEY=VALUE"),
+    ),
     "turned axes": (lambda state: {**state, KEY: state[KEY].transpose(0, 1).contiguous()}, (KEY, "another shape")),
     "statistics of another width": (
         lambda state: {**state, "first_conv.bn.running_mean": torch.ones(9)},
         ("first_conv.bn.running_mean", "(9,) where (8,) belongs"),
     ),
     "a number that is none": (lambda state: {**state, KEY: state[KEY] * float("nan")}, (KEY, "not finite")),
-    "no dense tensor": (lambda state: {**state, KEY: state[KEY].to_sparse()}, (KEY, "not finite")),
-    "numbers left out": (lambda state: {**state, KEY: state[KEY].to("meta")}, (KEY, "not finite")),
+    "a number too large": (lambda state: {**state, KEY: state[KEY].double() + 1e300}, (KEY, "not finite")),
+    "a negative variance": (
+        lambda state: {**state, "first_conv.bn.running_var": -state["first_conv.bn.running_var"]},
+        ("first_conv.bn.running_var holds negative variances",),
+    ),
+    "no dense tensor": (lambda state: {**state, KEY: state[KEY].to_sparse()}, (KEY, "sparse or left out")),
+    "numbers left out": (lambda state: {**state, KEY: state[KEY].to("meta")}, (KEY, "sparse or left out")),
     "itself": (lambda state: endless(), ("holds no tensors",)),
     "a classifier without features": (lambda state: {**state, CLASSES: torch.empty(10**9, 0)}, (CLASSES, "(1000000000, 0)")),
     "more classes than there are": (
@@ -385,7 +410,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], tuple[str, ...]]] = {
         (STEM, "is for 100000000 channels; 1 to 100000 are possible"),
     ),
     "no channels": (lambda state: {**state, STEM: state[STEM][:, :0]}, (STEM, "is for 0 channels")),
-    "whole numbers": (lambda state: {**state, KEY: state[KEY].long()}, (KEY, "not finite")),
+    "whole numbers": (lambda state: {**state, KEY: state[KEY].long()}, (KEY, "holds int64 where floating-point numbers belong")),
     "no tensors": (lambda state: {"epoch": 3}, ("holds no tensors",)),
     "a list": (lambda state: [torch.ones(2)], ("holds no tensors",)),
     "a class of somebody's own": (lambda state: {"model": state, "hook": Path("x")}, ("pathlib", "could run code", "state_dict()")),
@@ -412,10 +437,24 @@ def test_nothing_in_a_checkpoint_is_executed(fedloom_: Fedloom, checkpoint: Path
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no weights at all", bytes(8) + b"{", b"\x80\x02}q\x00."])
-def test_a_file_that_holds_no_weights(fedloom_: Fedloom, tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "theirs.pth is empty. Copy"),
+        (b"PK\x03\x04", "theirs.pth is damaged or no weights file: PytorchStreamReader failed"),
+        (b"epoch: 3\n", "theirs.pth is damaged or no weights file. Save the state dict alone"),
+        (b"no weights at all", "theirs.pth is damaged or no weights file. Save the state dict alone"),
+        (bytes(8) + b"{", "theirs.pth is damaged or no weights file: "),
+        (b"\x80\x02}q\x00.", "theirs.pth"),
+        (pickle.dumps({"x": Attack()}, protocol=4), "theirs.pth is damaged or no weights file. Save the state dict alone"),
+    ],
+)
+def test_a_file_that_holds_no_weights(fedloom_: Fedloom, tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "theirs.pth").write_bytes(content)
-    check_refused(import_(fedloom_, "theirs.pth"), InvalidData, "theirs.pth", "no")
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always")
+        check_refused(import_(fedloom_, "theirs.pth"), InvalidData, words)
+    assert remarks == [] and not (tmp_path / "executed").exists()
 
 
 def test_a_truncated_checkpoint(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) -> None:
@@ -429,6 +468,9 @@ def test_wrong_arguments(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) ->
     check_refused(fedloom_("import-weights", "mobilenet", checkpoint), InvalidConfig, "Did you mean 'mobilenetv3'?")
     check_refused(fedloom_("import-weights", "mobilenetv3", checkpoint, "rounds=2"), InvalidConfig, "'rounds=2'", "mobilenetv3.KEY=VALUE")
     check_refused(fedloom_("import-weights", "mobilenetv3", checkpoint, "mobilenetv3.widt=2"), InvalidConfig, "Did you mean 'width'?")
+    check_refused(fedloom_("space", "darts", "mobilenetv3.width=2"), InvalidConfig, "'mobilenetv3.width=2'", "darts.KEY=VALUE")
+    words = ("The public network has mobilenetv3.norm=batch", "mobilenetv3.norm=group")
+    check_refused(fedloom_("import-weights", "mobilenetv3", checkpoint, "mobilenetv3.norm=group"), InvalidConfig, *words)
     assert import_(fedloom_, checkpoint).code == 0
     check_refused(import_(fedloom_, "mobilenetv3.safetensors", "--out", "x.safetensors"), InvalidData, "a file of Fedloom already")
     outcome = fedloom_("export", "mobilenetv3.safetensors", "--architecture", "smalest")
@@ -437,7 +479,7 @@ def test_wrong_arguments(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) ->
     for more in ((), ("--client", "client-000", "--architecture", "smallest")):
         check_refused(fedloom_("export", "mobilenetv3.safetensors", *more), InvalidConfig, "--client NAME", "--architecture NAME")
     flip_last_byte(tmp_path / "mobilenetv3.safetensors")
-    check_refused(fedloom_("export", "mobilenetv3.safetensors", "--architecture", "smallest"), DamagedRun, "damaged")
+    check_refused(fedloom_("export", "mobilenetv3.safetensors", "--architecture", "smallest"), InvalidData, "damaged")
 
 
 # -- runs that start from weights --------------------------------------------------------------------------
@@ -546,6 +588,24 @@ def test_a_resume_needs_the_weights_file_no_more(
     assert len(models) == 3 and all(path.read_bytes() == content for path, content in models.items())
     (mine / "state" / "weights.safetensors").unlink()
     check_refused(fedloom_("resume", "mine"), DamagedRun, "weights.safetensors is missing")
+
+
+def test_nasvit_is_imported_for_the_instance_of_the_run(fedloom_: Fedloom, tmp_path: Path) -> None:
+    """The refusal's command is the how-to page's, and its outcome fits."""
+    public = PUBLIC["nasvit"]
+    torch.save(public_state("nasvit", make_supernet("nasvit", public.settings, ImageShape(3, 224, 10))), tmp_path / "theirs.pth")
+    assert fedloom_("import-weights", "nasvit", "theirs.pth").code == 0
+    run = make_supernet("nasvit", SPACES["nasvit"].settings(), ImageShape(3, 32, 10))
+    with pytest.raises(InvalidConfig, match=r"here\. Weights of nasvit are imported for the instance of the run: fedloom") as refusal:
+        starting_weights(tmp_path / "nasvit.safetensors", run, public.mean, public.std)
+    command = str(refusal.value).rpartition(": ")[2]
+    assert f"\n$ {command}\n" in (Path(__file__).parents[2] / "docs" / "how-to" / "foreign-weights.md").read_text()
+    assert fedloom_(*shlex.split(command.removeprefix("fedloom ").replace("FILE", "theirs.pth"))).code == 0
+    weights, remarks = starting_weights(tmp_path / "nasvit.safetensors", run, public.mean, public.std)
+    assert set(weights) == set(run.shapes) and remarks == ""
+    narrow = make_supernet("nasvit", SPACES["nasvit"].settings(width=0.5, strides=(1, 2, 2, 1, 2, 2, 2)), ImageShape(3, 32, 10))
+    with pytest.raises(InvalidConfig, match=r"Give the run the settings .*, nasvit\.width=1\.0 .* 'nasvit\.strides=\[1,2,2,1,2,1,2\]' "):
+        starting_weights(tmp_path / "nasvit.safetensors", narrow, public.mean, public.std)
 
 
 def test_weights_that_do_not_fit_a_run(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, weights_file: Callable[..., Path]) -> None:

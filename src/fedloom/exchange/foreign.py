@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -15,14 +15,14 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedloom import config
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
-from fedloom.exchange.models import LARGE, make_supernet, one_line
+from fedloom.exchange.models import LARGE, as_overrides, make_supernet, one_line, space_settings
 from fedloom.exchange.weights import CLASSIFIER, header, save_weights
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet
@@ -31,6 +31,7 @@ from fedloom.supernets.foreign import PUBLIC, PublicNetwork
 NAMED = 3  # keys that a refusal names
 NESTS = ("state_dict", "model")  # where training scripts put the state dict inside a checkpoint
 DEEP = 3  # and how deep
+SAVE = "Save the state dict alone: torch.save(network.state_dict(), FILE)"
 MOMENT = re.compile(r"\.running_(mean|var)$")
 
 
@@ -61,11 +62,12 @@ def import_weights(space: str, path: Path, overrides: Sequence[str], size: int, 
 
 
 def _settings(space: str, public: PublicNetwork, overrides: Sequence[str]) -> Any:
-    for override in overrides:
-        if not override.startswith(f"{space}."):
-            raise InvalidConfig(f"{override!r} is not a setting of {space}: write {space}.KEY=VALUE")
-    base = [f"{space}.{key}={json.dumps(value)}" for key, value in asdict(public.settings).items()]  # JSON's values are TOML's
-    return config.load(None, [f"space={space}", *base, *overrides]).components[space]
+    settings = space_settings(space, overrides, public.settings)
+    for key in public.fixed:
+        theirs, given = (as_overrides(space, {key: getattr(one, key)})[0] for one in (public.settings, settings))
+        if given != theirs:
+            raise InvalidConfig(f"The public network has {theirs}: its weights mean nothing with {given}. Leave that setting out")
+    return settings
 
 
 # -- reading ----------------------------------------------------------------------
@@ -79,12 +81,15 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
             start = file.read(9)
+        if not start:
+            raise InvalidData(f"{path} is empty. Copy or download it again", file=str(path))
         if start[8:] == b"{":
             if header(path):
                 raise InvalidData(f"{path} is a file of Fedloom already. Give import-weights a checkpoint of the public network")
             content: Any = load_file(path)
         else:
-            with torch.serialization.safe_globals(PASSENGERS):
+            with torch.serialization.safe_globals(PASSENGERS), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about versions of pickle; what cannot be read is refused below
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except InvalidData:
         raise
@@ -93,10 +98,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
     except UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         asked = f"asks for {found[1]}, and making one could run code" if found else "is damaged or no weights file"
-        cure = "Save the state dict alone: torch.save(network.state_dict(), FILE)"
-        raise InvalidData(f"{path} {asked}. {cure}", file=str(path)) from error
+        raise InvalidData(f"{path} {asked}. {SAVE}", file=str(path)) from error
     except Exception as error:  # damaged bytes can raise anything
-        raise InvalidData(f"{path} is damaged or no weights file: {one_line(error, 80)}", file=str(path)) from error
+        said = f": {one_line(error, 80)}" if isinstance(error, RuntimeError | SafetensorError) else ""  # others are no sentences
+        raise InvalidData(f"{path} is damaged or no weights file{said}. {SAVE}", file=str(path)) from error
     for _ in range(DEEP):
         if isinstance(content, dict):
             content = next((content[key] for key in NESTS if isinstance(content.get(key), dict)), content)
@@ -117,25 +122,37 @@ def _translate(space: str, public: PublicNetwork, settings: Any, size: int, path
     table = {ours: public.fold(theirs) for ours, theirs in public.table(supernet).items()}
     missing = [public.table(supernet)[ours] for ours, theirs in table.items() if theirs not in known]
     what = f"{path} is not a checkpoint of {public.source}"
+    cure = f"If it is another size of that network, say so with {space}.KEY=VALUE"
     if missing:
-        raise InvalidData(f"{what}: of its {len(table)} tensors {len(missing)} are missing, such as {some(missing)}", file=str(path))
+        raise InvalidData(f"{what}: it lacks {len(missing)} of {len(table)} tensors, such as {some(missing)}. {cure}", file=str(path))
     shapes = _shapes(supernet, list(table))
     tensors, odd = {}, []
     for ours, theirs in table.items():
         tensor, shape = state[known[theirs]], shapes[ours]
         if not reshapes(tuple(tensor.shape), shape):
             odd.append(f"{known[theirs]} {tuple(tensor.shape)} where {shape} belongs")
-        elif tensor.is_meta or tensor.layout != torch.strided or not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise InvalidData(f"{path}: {known[theirs]} holds values that are not finite numbers", file=str(path))
+        elif wrong := _wrong_numbers(ours, tensor):
+            raise InvalidData(f"{path}: {known[theirs]} {wrong}", file=str(path))
         else:
             tensors[ours] = tensor.float().reshape(shape).contiguous()
     if odd:
-        cure = f"If it is another size of that network, say so with {space}.KEY=VALUE"
-        raise InvalidData(f"{what}: {len(odd)} tensors have another shape, such as {some(odd)}. {cure}", file=str(path))
+        raise InvalidData(f"{what}: {counted(len(odd), 'tensor')} of another shape, such as {some(odd)}. {cure}", file=str(path))
     left = sorted(set(state) - {known[theirs] for theirs in table.values()})
-    expected = [key for key in left if re.search(public.expected_leftovers, key)]
+    expected = [key for key in left if re.search(public.expected_leftovers(supernet), key)]
     kinds = Counter(key.rpartition(".")[2] for key in expected)
     return Imported(public.source, supernet, tensors, kinds, tuple(key for key in left if key not in set(expected)))
+
+
+def _wrong_numbers(name: str, tensor: Tensor) -> str:
+    """Why a tensor of this name cannot be used; nothing if it can."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return "is no plain tensor: its numbers are sparse or left out"
+    if not tensor.is_floating_point():
+        return f"holds {str(tensor.dtype).removeprefix('torch.')} where floating-point numbers belong"
+    numbers = tensor.float()
+    if not numbers.isfinite().all():
+        return "holds values that are not finite numbers"
+    return "holds negative variances" if name.endswith(".running_var") and (numbers < 0).any() else ""
 
 
 def _instance(space: str, public: PublicNetwork, settings: Any, size: int, path: Path, state: Mapping[str, Tensor]) -> Supernet[Any]:
@@ -179,3 +196,7 @@ def reshapes(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def some(keys: Sequence[str], count: int = NAMED) -> str:
     return ", ".join(keys[:count]) + (f" and {len(keys) - count} more" if len(keys) > count else "")
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,22 @@ def one_line(error: Exception, limit: int = 160) -> str:
 
 def make_supernet(name: str, space_settings: Any, image: ImageShape) -> Supernet[Any]:
     return SUPERNETS[name].make(SPACES[name].make(space_settings, image))
+
+
+def space_settings(space: str, overrides: Sequence[str], base: Any = None) -> Any:
+    """Settings of a space: ``base``, or else the defaults, as overrides change them; those can be of this space only."""
+    SPACES[space]  # refuses an unknown name
+    for override in overrides:
+        if not override.startswith(f"{space}."):
+            raise InvalidConfig(f"{override!r} is not a setting of {space}: write {space}.KEY=VALUE")
+    given = as_overrides(space, asdict(base)) if base else []
+    return config.load(None, [f"space={space}", *given, *overrides]).components[space]
+
+
+def as_overrides(space: str, settings: Mapping[str, Any]) -> list[str]:
+    """Settings of a space as a user writes them: JSON's values are TOML's, and a bare word is text."""
+    values = {key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":")) for key, value in settings.items()}
+    return [f"{space}.{key}={value}" for key, value in values.items()]
 
 
 def supernet_of(facts: Facts) -> Supernet[Any]:

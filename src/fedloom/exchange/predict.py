@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedloom.core.errors import InvalidData, UnusableFormat
+from fedloom.core.errors import DamagedRun, InvalidData, UnusableFormat
 from fedloom.data.augment import normalise
 from fedloom.exchange.export import BESIDE, onnx_session
 from fedloom.exchange.models import KEY, MODEL, image_of, load_model, network_of, one_line
@@ -33,6 +33,7 @@ FLOAT32 = 7  # in the weight table of a .pt2 file
 class Model:
     """A network and what it must be fed with."""
 
+    file: Path
     classes: tuple[str, ...]
     channels: int
     size: int  # side in pixels
@@ -44,7 +45,11 @@ class Model:
     def probabilities(self, images: npt.NDArray[np.uint8]) -> Tensor:
         """(n, classes) from (n, channels, size, size)."""
         parts = [torch.from_numpy(images[start : start + BATCH]) for start in range(0, len(images), BATCH)]
-        return torch.cat([self.logits(normalise(part, self.mean, self.std)).softmax(1) for part in parts])
+        logits = torch.cat([self.logits(normalise(part, self.mean, self.std)) for part in parts])
+        if not logits.isfinite().all():
+            what = "the logits are not finite numbers, so that its weights or statistics cannot be those of a trained network"
+            raise InvalidData(f"{self.file} has no prediction: {what}", file=str(self.file))
+        return logits.softmax(1)
 
 
 # -- models ------------------------------------------------------------------------------
@@ -56,7 +61,7 @@ def read_model(path: Path) -> Model:
     except OSError as error:
         raise InvalidData(f"{path} cannot be read: {error.strerror}", file=str(path)) from error
     try:
-        return _described(*_reader(start)(path))
+        return _described(path, *_reader(start)(path))
     except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile) as error:
         cure = "Write it again with `fedloom export`"
         raise InvalidData(f"{path} is no model of Fedloom, or damaged: {one_line(error)}. {cure}", file=str(path)) from error
@@ -74,7 +79,7 @@ def _reader(start: bytes) -> Callable[[Path], tuple[Mapping[str, Any], Callable[
 
 
 @torch.no_grad()
-def _described(facts: Mapping[str, Any], logits: Callable[[Tensor], Tensor]) -> Model:
+def _described(path: Path, facts: Mapping[str, Any], logits: Callable[[Tensor], Tensor]) -> Model:
     """The model if its description is whole and true."""
     image, classes = image_of(facts), tuple(map(str, facts["classes"]))
     mean, std = (tuple(map(float, facts[name])) for name in ("mean", "std"))
@@ -88,7 +93,7 @@ def _described(facts: Mapping[str, Any], logits: Callable[[Tensor], Tensor]) -> 
         raise ValueError(one_line(error)) from error
     if tuple(blank.shape) != (1, image.classes):
         raise ValueError(f"it has {tuple(blank.shape)[1:]} outputs for {image.classes} classes")
-    return Model(classes, image.channels, image.size, mean, std, logits)
+    return Model(path, classes, image.channels, image.size, mean, std, logits)
 
 
 def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor]]:
@@ -98,7 +103,10 @@ def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor],
         raise InvalidData(f"{path} holds a whole supernet. {cure}", file=str(path))
     if kind != MODEL:
         raise ValueError("it does not describe itself")
-    network, facts = load_model(path)
+    try:
+        network, facts = load_model(path)
+    except DamagedRun as error:  # outside a run its cure is none
+        raise ValueError(error.__cause__ or error) from error
     return facts, network
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,9 +18,10 @@ import fedloom
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
 from fedloom.engine.files import DIGEST, read_arrays, write_arrays
-from fedloom.exchange.models import KEY, MODEL, one_line, supernet_of
+from fedloom.exchange.models import KEY, MODEL, as_overrides, one_line, supernet_of
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.foreign import PUBLIC
 
 WEIGHTS = "fedloom.weights/1"
 CLASSIFIER = "classifier."  # the part of every supernet that depends on the number of classes
@@ -51,7 +53,10 @@ def read_weights(path: Path) -> tuple[Supernet[Any], dict[str, Tensor], Statisti
     if kind != WEIGHTS:
         what = "a personal model, not the weights of a supernet" if kind == MODEL else "no weights file of Fedloom"
         raise InvalidData(f"{path} is {what}. `fedloom import-weights` writes one", file=str(path))
-    arrays, facts = read_arrays(path)
+    try:
+        arrays, facts = read_arrays(path)
+    except DamagedRun as error:
+        raise InvalidData(f"{path} is damaged. Write it again with `fedloom import-weights`", file=str(path)) from error
     try:
         supernet = supernet_of(facts)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -62,7 +67,7 @@ def read_weights(path: Path) -> tuple[Supernet[Any], dict[str, Tensor], Statisti
         norms = [name.removesuffix(MOMENTS[0]) for name in tensors if name.endswith(MOMENTS[0])]
         statistics = Statistics({norm: (tensors[norm + MOMENTS[0]], tensors[norm + MOMENTS[1]]) for norm in norms})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedRun(f"{path} does not fit its own description: {one_line(error)}", path=str(path)) from error
+        raise InvalidData(f"{path} does not fit its own description: {one_line(error)}", file=str(path)) from error
     return supernet, weights, statistics, facts
 
 
@@ -109,9 +114,9 @@ def starting_weights(path: Path, supernet: Supernet[Any], mean: Sequence[float],
     odd = [name for name, tensor in weights.items() if tuple(tensor.shape) != supernet.shapes.get(name)]
     odd += [name for name in supernet.shapes if name not in theirs.shapes]
     if odd:
-        shape, expected = theirs.shapes.get(odd[0]), supernet.shapes.get(odd[0])
-        cure = f"Give the run the settings that the weights were imported with, {settings_of(theirs)}"
-        raise InvalidConfig(f"{path} does not fit this run's supernet: {odd[0]} is {shape} there and {expected} here. {cure}")
+        shape, expected = (one.shapes.get(odd[0], "absent") for one in (theirs, supernet))
+        what = f"{odd[0]} is {shape} there and {expected} here"
+        raise InvalidConfig(f"{path} does not fit this run's supernet: {what}. {_cure(theirs, supernet)}")
     remarks = "" if classes == wanted else f"; their classifier has {classes} classes, this run's {wanted}, so that layer begins afresh"
     return weights, remarks + _normalisation_remark(facts, mean, std)
 
@@ -133,8 +138,15 @@ def _normalisation_remark(facts: Mapping[str, Any], mean: Sequence[float], std: 
     return f"; they are for images normalised by {there}, this run's are by {here}"
 
 
-def settings_of(supernet: Supernet[Any]) -> str:
-    """A supernet's settings and images, as a user would write them."""
-    space = supernet.space
-    given = " ".join(f"{space.name}.{key}={value}" for key, value in asdict(space.settings).items())
-    return f"{given} and images of {space.image.channels} channels"
+def _cure(theirs: Supernet[Any], supernet: Supernet[Any]) -> str:
+    """For weights of another instance: another import, if what differs is only what an import cuts them for, or else other settings."""
+    name, there, here = supernet.space.name, asdict(theirs.space.settings), asdict(supernet.space.settings)
+    public, image = PUBLIC.get(name), supernet.space.image
+    differing = {key for key in here if there[key] != here[key]}
+    if public and differing <= set(public.cut_for) and theirs.space.image.channels == image.channels:
+        original = asdict(public.settings)
+        given = as_overrides(name, {key: value for key, value in here.items() if value != original[key]})
+        command = shlex.join(["fedloom", "import-weights", name, "FILE", *given, "--size", str(image.size)])
+        return f"Weights of {name} are imported for the instance of the run: {command}"
+    settings = shlex.join(as_overrides(name, there))
+    return f"Give the run the settings that the weights were imported with, {settings} and images of {theirs.space.image.channels} channels"

@@ -22,9 +22,11 @@ class PublicNetwork:
     source: str
     settings: Any  # the public network as an instance of ours
     table: Callable[[Supernet[Any]], dict[str, str]]  # our names -> theirs, for every parameter and running statistic
-    expected_leftovers: str  # a regular expression of keys that have no counterpart, by design
+    expected_leftovers: Callable[[Supernet[Any]], str]  # a regular expression of keys that have no counterpart, by design
     size: int  # side of its images in pixels
     mean: tuple[float, ...]  # of their channels, on the scale 0..1
     std: tuple[float, ...]
     fold: Callable[[str], str] = str  # the one spelling of a key that has several
     split: Callable[[Mapping[str, Tensor], Supernet[Any]], Mapping[str, Tensor]] = _whole  # cuts their tensors into several of ours
+    cut_for: tuple[str, ...] = ()  # settings of an instance by which ``split`` chooses what it cuts
+    fixed: tuple[str, ...] = ()  # settings that make it another network, though no name or shape of a weight tells

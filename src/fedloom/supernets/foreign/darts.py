@@ -42,12 +42,21 @@ def _names(part: Part, layers: dict[str, str]) -> dict[str, str]:
     return {name: f"{layers[layer]}.{last}" for name, (layer, _, last) in split.items()}
 
 
+def expected_leftovers(supernet: Supernet[Any]) -> str:
+    """Counters of batches, which we do not need; the architecture parameters, which some descendants of the repository store; the
+    operations that a two-operation supernet does without."""
+    space: DARTS = supernet.space
+    cells = "|".join(map(str, range(len(space.cells))))
+    others = "|".join(str(number) for number, operation in enumerate(OPERATIONS) if operation not in space.operations)
+    known = r"\.num_batches_tracked$|^_?alphas_(normal|reduce)$"
+    return rf"{known}|^cells\.({cells})\._ops\.\d+\._ops\.({others})\." if others else known
+
+
 NETWORK = PublicNetwork(
     source="DARTS search network, cnn/model_search.py (quark0/darts)",
     settings=DARTSSettings(channels=16, cells=8, operations="full"),
     table=table,
-    # Counters of batches, which we do not need; the architecture parameters, which some descendants of the repository store.
-    expected_leftovers=r"\.num_batches_tracked$|^_?alphas_(normal|reduce)$",
+    expected_leftovers=expected_leftovers,
     size=32,
     mean=(0.49139968, 0.48215827, 0.44653124),  # as the repository gives them
     std=(0.24703233, 0.24348505, 0.26158768),

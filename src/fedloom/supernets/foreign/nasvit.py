@@ -110,11 +110,12 @@ NETWORK = PublicNetwork(
     table=table,
     # Indices of positions, counters of batches, running averages of two subnets, a frozen vector that nothing reads, and
     # convolutions of shortcuts that never change the number of channels: all blocks but the first of a stage.
-    expected_leftovers=(
+    expected_leftovers=lambda supernet: (
         r"relative_position_index$|num_batches_tracked$|\.bn_tracking\.|mobile_inverted_conv\.rescale$|\.shortcut\.conv\.conv\.weight$"
     ),
     size=224,
     mean=IMAGENET[0],
     std=IMAGENET[1],
     split=split,
+    cut_for=("stem_stride", "strides", "resolutions", "window"),
 )
