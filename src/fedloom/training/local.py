@@ -166,7 +166,7 @@ class Trainer:
             moved = list(momenta.values())
             torch._foreach_mul_(moved, self.settings.momentum)
             torch._foreach_add_(moved, gradients)
-            torch._foreach_add_(list(weights.values()), moved, alpha=-rate)
+            torch._foreach_sub_(list(weights.values()), torch._foreach_mul(moved, rate))
 
     def _mask(self, drawn: Sequence[Architecture], device: torch.device) -> Tensor:
         """Which entries these architectures train, packed. Those of one architecture are remembered: an archive comes back."""
