@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+import foreign_support
 from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
@@ -25,3 +27,11 @@ def a_finished_run(tiny: Callable[..., Settings], nobody: Watcher, tmp_path_fact
 def finished_run(a_finished_run: Path, tmp_path: Path) -> Path:
     """A finished run of this test's own: fedavg, 3 clients, 2 rounds."""
     return Path(shutil.copytree(a_finished_run, tmp_path / "finished"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny once-for-all checkpoint."""
+    path = tmp_path_factory.mktemp("public") / "ofa.pth"
+    torch.save(foreign_support.public_state("mobilenetv3", foreign_support.tiny("mobilenetv3")), path)
+    return path
