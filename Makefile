@@ -31,7 +31,7 @@ test: $(TEST_READY) lint
 	$(PYTEST) -q -n $(WORKERS) --dist worksteal
 
 check: $(TEST_READY) lint
-	$(PYTEST) -q tests/unit tests/properties
+	$(PYTEST) -q -n $(WORKERS) --dist worksteal tests/unit tests/properties
 
 slow: $(TEST_READY)
 	$(PYTEST) -q -m slow --timeout 1800 || [ $$? -eq 5 ]  # 5: there are none
