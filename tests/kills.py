@@ -1,6 +1,6 @@
 """What a kill leaves of a run, and what of two run folders must be equal for the runs to be the same.
 
-Every write of a run goes through ``fedloom.engine.files``. Here its steps are numbered: before a file is opened, when half of its data
+Every write of a run goes through ``fedloom.files``. Here its steps are numbered: before a file is opened, when half of its data
 is written, before it is given its name, before an old one is removed. ``disk`` calls somebody at each step, who copies the folder (what
 a kill at this moment would leave) or raises.
 """
@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import pytest
 
-from fedloom.engine import files
-from fedloom.engine.files import read_arrays
+from fedloom import files
+from fedloom.files import read_arrays
 
 
 class HalfWay:

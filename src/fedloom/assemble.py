@@ -21,13 +21,13 @@ from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, Unusable
 from fedloom.core.result import ClientResult, LedgerEntry, RunResult
 from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split
-from fedloom.engine.files import write_file
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store
 from fedloom.exchange.models import MODEL, make_supernet
 from fedloom.exchange.models import load_model as load_model  # part of what this module offers
 from fedloom.exchange.weights import starting_weights
+from fedloom.files import write_file
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import ImageShape
 from fedloom.spaces.budget import bounded

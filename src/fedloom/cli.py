@@ -26,7 +26,6 @@ from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DATASETS
-from fedloom.engine.files import write_file
 from fedloom.engine.store import Store
 from fedloom.exchange import foreign
 from fedloom.exchange.export import FORMATS
@@ -34,6 +33,7 @@ from fedloom.exchange.models import load_model, make_supernet, space_settings, s
 from fedloom.exchange.predict import predict as judge
 from fedloom.exchange.predict import read_model
 from fedloom.exchange.weights import take_network
+from fedloom.files import write_file
 from fedloom.methods.base import METHODS
 from fedloom.report.drawing import draw
 from fedloom.report.live import LiveView

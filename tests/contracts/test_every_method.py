@@ -22,9 +22,9 @@ from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Answer
 from fedloom.data.readers import DataSettings, Pool, read
 from fedloom.data.splits import Federation, SplitSettings, make_split
-from fedloom.engine.files import read_arrays
 from fedloom.engine.loop import run_rounds
 from fedloom.engine.store import Store
+from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 from fedloom.training.bench import Bench

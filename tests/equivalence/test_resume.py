@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
+from fedloom import files
 from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.client_site import ClientSite
 from fedloom.core.messages import Instruction
 from fedloom.core.method import Answer
-from fedloom.engine import files
-from fedloom.engine.files import read_arrays
 from fedloom.engine.run import Watcher
+from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from kills import disk
 

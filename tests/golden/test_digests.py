@@ -16,8 +16,8 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientSite
 from fedloom.core.messages import Instruction
 from fedloom.core.method import Answer
-from fedloom.engine.files import read_arrays
 from fedloom.engine.run import Watcher
+from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from fedloom.training.scoring import Scorer
 

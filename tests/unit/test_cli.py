@@ -15,14 +15,13 @@ import pytest
 import torch
 
 import fedloom
-from fedloom import assemble, cli, config
+from fedloom import assemble, cli, config, files
 from fedloom.assemble import load_model
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
 from fedloom.data.readers import DATASETS, read
 from fedloom.data.splits import Federation, Split
-from fedloom.engine import files
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 from fedloom.supernets.elastic import Statistics

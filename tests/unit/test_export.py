@@ -21,12 +21,12 @@ import fedloom
 from fedloom import cli
 from fedloom.core.errors import InvalidConfig, InvalidData, UnusableFormat
 from fedloom.data.readers import DataSettings, read
-from fedloom.engine.files import write_arrays
 from fedloom.exchange import export, load_model
 from fedloom.exchange.export import FORMATS
 from fedloom.exchange.models import MODEL, make_supernet
 from fedloom.exchange.predict import read_image, read_model
 from fedloom.exchange.weights import save_weights
+from fedloom.files import write_arrays
 from fedloom.spaces.base import SPACES, ImageShape
 from nets import measured, weights_of
 from support import Fedloom, check_refused, flip_last_byte

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from fedloom import files
 from fedloom.core.errors import DamagedRun, UnusableFolder
-from fedloom.engine import files
-from fedloom.engine.files import append_lines, read_arrays, write_arrays, write_file
+from fedloom.files import append_lines, read_arrays, write_arrays, write_file
 from support import flipped
 
 # -- files ------------------------------------------------------------------------------

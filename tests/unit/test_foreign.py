@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedloom.core.errors import InvalidConfig, UnusableFolder
-from fedloom.engine.files import read_arrays
 from fedloom.exchange import load_model, load_supernet
 from fedloom.exchange.foreign import reshapes
 from fedloom.exchange.models import make_supernet
+from fedloom.files import read_arrays
 from fedloom.spaces.base import ImageShape
 from fedloom.spaces.darts import DARTS_V2
 from fedloom.supernets.foreign import PUBLIC

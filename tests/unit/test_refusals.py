@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedloom import assemble, config
+from fedloom import assemble, config, files
 from fedloom.core import errors
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData, UnusableFolder
 from fedloom.data.readers import read
-from fedloom.engine import files
 from fedloom.engine.store import Store
 from support import Fedloom, check_refused, everything, flip_last_byte
 

@@ -14,10 +14,10 @@ import torch
 from fedloom import config
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.data.readers import read
-from fedloom.engine.files import read_arrays
 from fedloom.exchange import load_supernet
 from fedloom.exchange.models import make_supernet
 from fedloom.exchange.weights import save_weights, starting_weights
+from fedloom.files import read_arrays
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.spaces.mobilenetv3 import MobileNetV3Settings
 from fedloom.supernets.foreign import PUBLIC

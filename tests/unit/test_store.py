@@ -17,8 +17,8 @@ import pytest
 from fedloom.core.client_site import ClientMemory, PersonalModel
 from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.result import LedgerEntry
-from fedloom.engine.files import read_arrays
 from fedloom.engine.store import Store
+from fedloom.files import read_arrays
 from support import flipped
 
 ENTRY = LedgerEntry(

@@ -25,7 +25,7 @@ from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.method import State
 from fedloom.core.result import LedgerEntry
-from fedloom.engine.files import append_lines, read_arrays, unwritable, write_arrays, write_file
+from fedloom.files import append_lines, read_arrays, unwritable, write_arrays, write_file
 
 
 class Store:

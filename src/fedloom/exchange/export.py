@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import UnusableFormat
-from fedloom.engine.files import write_arrays, write_file
 from fedloom.exchange.models import KEY, Facts
+from fedloom.files import write_arrays, write_file
 
 TOLERANCE = 1e-4  # of the largest logit, or of 1 where that is smaller
 BESIDE = f"{KEY}.json"  # the description's name inside a .pt2 file

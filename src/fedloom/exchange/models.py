@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedloom import config
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidArchitecture, InvalidConfig
-from fedloom.engine.files import read_arrays
+from fedloom.files import read_arrays
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import SUPERNETS, Supernet
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import fedloom
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
-from fedloom.engine.files import DIGEST, read_arrays, write_arrays
 from fedloom.exchange.models import KEY, MODEL, as_overrides, one_line, supernet_of
+from fedloom.files import DIGEST, read_arrays, write_arrays
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.foreign import PUBLIC

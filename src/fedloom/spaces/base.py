@@ -21,11 +21,13 @@ Genes = Any  # (architectures, genes) choices: lists, an array or a tensor
 
 @dataclass(frozen=True)
 class Gene:
-    """One decision: what it decides and the values it may take."""
+    """One decision: what it decides, the values it may take, and where in the network it has its effect."""
 
     name: str
     values: tuple[int, ...]
     labels: tuple[str, ...] = ()  # what the values mean, where they are only numbers of something
+    stage: int = 0  # its stage or kind of cell, from 1; 0: before the stages, or all over the network
+    place: int = 0  # its block or edge there, from 1; 0: the stage as a whole
 
     @property
     def shown(self) -> list[object]:
@@ -111,8 +113,13 @@ class SearchSpace(ABC):
     def genes(self) -> tuple[Gene, ...]: ...
 
     @abstractmethod
-    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
-        """(genes,) which genes have an effect under these choices."""
+    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """(architectures, genes) which genes have an effect under these choices."""
+
+    @property
+    @abstractmethod
+    def follows(self) -> npt.NDArray[np.bool_]:
+        """(genes, genes) whether gene j, the column, may act directly on what gene i, the row, has made: a graph without cycles."""
 
     @abstractmethod
     def cost(self, architecture: Architecture) -> Cost: ...
@@ -152,9 +159,17 @@ class SearchSpace(ABC):
         """(genes,) number of choices of each gene."""
         return np.array([len(gene.values) for gene in self.genes])
 
+    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
+        """(genes,) which genes have an effect under these choices."""
+        return self.active_many(np.asarray(choices)[None])[0]
+
+    def canonical_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+        """(architectures, genes) the same with genes without effect set to 0."""
+        return np.where(self.active_many(choices), choices, 0)
+
     def canonical(self, choices: Choices) -> Architecture:
         """The architecture these choices describe, genes without effect set to 0."""
-        return Architecture(self.name, tuple(int(c) for c in np.where(self.active(choices), choices, 0)))
+        return Architecture(self.name, tuple(self.canonical_many(np.asarray(choices)[None])[0].tolist()))
 
     def from_values(self, values: Sequence[int | str]) -> Architecture:
         """The architecture with these values (or labels) of its genes, in their order, as papers and public code write them."""
@@ -171,6 +186,10 @@ class SearchSpace(ABC):
     def sample(self, rng: np.random.Generator) -> Architecture:
         """Every gene uniformly and independently."""
         return self.canonical(rng.integers(self.sizes))
+
+    def sample_many(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.integer]:
+        """(count, genes) what as many calls of ``sample`` would draw."""
+        return self.canonical_many(rng.integers(self.sizes, size=(count, len(self.sizes))))
 
     def fair(self, rng: np.random.Generator) -> list[Architecture]:
         """Strict fairness (FairNAS, Chu et al. 2021): as many architectures as the largest gene has choices, which together use every

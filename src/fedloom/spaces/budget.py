@@ -111,6 +111,10 @@ class Bounded(SearchSpace):
     def sample(self, rng: np.random.Generator) -> Architecture:
         return self._repeated(lambda: self.whole.sample(rng), rng)
 
+    def sample_many(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.integer]:
+        drawn = [self.sample(rng).choices for _ in range(count)]
+        return np.array(drawn, int).reshape(count, len(self.genes))
+
     def fair(self, rng: np.random.Generator) -> list[Architecture]:
         """As the whole space has it, those that do not fit reduced; choices that do not fit are then used less often than others."""
         return [self.reduced(architecture, rng) for architecture in self.whole.fair(rng)]
@@ -195,8 +199,12 @@ class Bounded(SearchSpace):
         """Of the whole space: how many of them fit is not known."""
         return self.whole.architectures
 
-    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
-        return self.whole.active(choices)
+    @property
+    def follows(self) -> npt.NDArray[np.bool_]:
+        return self.whole.follows
+
+    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        return self.whole.active_many(choices)
 
     def canonical(self, choices: Choices) -> Architecture:
         return self.whole.canonical(choices)

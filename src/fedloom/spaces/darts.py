@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture, InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, CellGraph, Choices, Cost, Gene, Genes, ImageShape, SearchSpace
+from fedloom.spaces.base import SPACES, CellGraph, Cost, Gene, Genes, ImageShape, SearchSpace
 from fedloom.spaces.convolutions import halved
 from fedloom.spaces.genotype import CONCATENATED, EDGES, INPUTS, KINDS, NODES, OPERATIONS, STATES, Genotype
 
@@ -126,11 +126,20 @@ class DARTS(SearchSpace):
     @cached_property
     def genes(self) -> tuple[Gene, ...]:
         values = tuple(range(len(self.operations)))
-        places = [f"operation of {STATES[a]} → {STATES[b]} in the {kind} cell" for kind in KINDS for a, b in EDGES]
-        return tuple(Gene(place, values, self.operations) for place in places)
+        return tuple(
+            Gene(f"operation of {STATES[a]} → {STATES[b]} in the {kind} cell", values, self.operations, stage, place)
+            for stage, kind in enumerate(KINDS, 1)
+            for place, (a, b) in enumerate(EDGES, 1)
+        )
 
-    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
-        return np.ones(len(KINDS) * len(EDGES), bool)
+    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        return np.ones(choices.shape, bool)
+
+    @cached_property
+    def follows(self) -> npt.NDArray[np.bool_]:
+        """The edge to a node is followed by the edges from this node, in both kinds of cell; no edge follows one of the other kind."""
+        source, target = np.array(EDGES).T
+        return np.kron(np.eye(len(KINDS), dtype=bool), target[:, None] == source)
 
     @cached_property
     def named(self) -> Mapping[str, Architecture]:

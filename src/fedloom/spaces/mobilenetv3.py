@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, BlockDiagram, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, round_to_eight
+from fedloom.spaces.base import SPACES, BlockDiagram, Cost, Gene, Genes, ImageShape, SearchSpace, round_to_eight
 from fedloom.spaces.convolutions import InvertedBlock, Outline, halved
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
@@ -25,6 +25,7 @@ WIDTHS = (24, 40, 80, 112, 160)
 SQUEEZE = (False, True, False, True, True)  # squeeze-excite by stage
 ACTIVATIONS = ("relu", "relu", "hardswish", "hardswish", "hardswish")
 STEM, HEAD, FEATURES = 16, 960, 1280
+PRESENT = np.arange(BLOCKS) < np.array(DEPTHS)[:, None]  # (choices of a depth, blocks) which blocks a stage has
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,28 @@ class MobileNetV3(SearchSpace):
 
     @cached_property
     def genes(self) -> tuple[Gene, ...]:
-        places = [f"block {block + 1} of stage {stage + 1}" for stage in range(STAGES) for block in range(BLOCKS)]
+        stages = range(1, STAGES + 1)
+        places = [(stage, block) for stage in stages for block in range(1, BLOCKS + 1)]
         return (
-            *(Gene(f"kernel of {place}", KERNELS) for place in places),
-            *(Gene(f"expansion of {place}", EXPANSIONS) for place in places),
-            *(Gene(f"depth of stage {stage + 1}", DEPTHS) for stage in range(STAGES)),
+            *(Gene(f"kernel of block {block} of stage {stage}", KERNELS, stage=stage, place=block) for stage, block in places),
+            *(Gene(f"expansion of block {block} of stage {stage}", EXPANSIONS, stage=stage, place=block) for stage, block in places),
+            *(Gene(f"depth of stage {stage}", DEPTHS, stage=stage) for stage in stages),
         )
 
-    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
-        depths = np.array(DEPTHS)[np.asarray(choices[2 * STAGES * BLOCKS :])]
-        present = (np.arange(BLOCKS) < depths[:, None]).ravel()  # (stages * blocks,)
-        return np.concatenate([present, present, np.ones(STAGES, bool)])
+    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        present = PRESENT[choices[:, 2 * STAGES * BLOCKS :]].reshape(len(choices), STAGES * BLOCKS)
+        return np.concatenate([present, present, np.ones((len(choices), STAGES), bool)], axis=1)
+
+    @cached_property
+    def follows(self) -> npt.NDArray[np.bool_]:
+        """The genes of a block are followed by those of the next block of its stage and, where it may be the last block there, by those
+        of the first block of the next stage. The depth of a stage comes before all blocks of the stage, and after nothing."""
+        stage, place = np.array([(gene.stage, gene.place) for gene in self.genes]).T
+        this_stage, this_place = stage[:, None], place[:, None]
+        next_block = (stage == this_stage) & (place == this_place + 1) & (this_place > 0)
+        next_stage = (stage == this_stage + 1) & (place == 1) & (this_place >= min(DEPTHS))
+        depth = (stage == this_stage) & (place > 0) & (this_place == 0)
+        return next_block | next_stage | depth
 
     @cached_property
     def named(self) -> Mapping[str, Architecture]:

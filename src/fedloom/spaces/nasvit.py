@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, BlockDiagram, Box, Choices, Cost, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight
+from fedloom.spaces.base import SPACES, BlockDiagram, Box, Cost, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight
 from fedloom.spaces.convolutions import InvertedBlock, Outline, box, halved
 
 
@@ -153,16 +153,22 @@ class NASViT(SearchSpace):
         stages = list(enumerate(STAGES, 1))
         return (
             Gene("resolution", tuple(self.settings.resolutions)),
-            Gene("width of the stem", STEMS),
-            *(Gene(f"width of stage {number}", stage.widths) for number, stage in stages),
-            Gene("width of the features", FEATURES),
-            *(Gene(f"depth of stage {number}", stage.depths) for number, stage in stages),
-            *(Gene(f"kernel of stage {number}", stage.kernels) for number, stage in stages),
-            *(Gene(f"expansion of stage {number}", stage.expansions) for number, stage in stages),
+            Gene("width of the stem", STEMS, place=1),
+            *(Gene(f"width of stage {number}", stage.widths, stage=number) for number, stage in stages),
+            Gene("width of the features", FEATURES, stage=len(STAGES) + 1),
+            *(Gene(f"depth of stage {number}", stage.depths, stage=number) for number, stage in stages),
+            *(Gene(f"kernel of stage {number}", stage.kernels, stage=number) for number, stage in stages),
+            *(Gene(f"expansion of stage {number}", stage.expansions, stage=number) for number, stage in stages),
         )
 
-    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
-        return np.ones(len(self.genes), bool)
+    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        return np.ones(choices.shape, bool)
+
+    @cached_property
+    def follows(self) -> npt.NDArray[np.bool_]:
+        """Resolution, stem, stage after stage, features: all genes of a stage, its depth too, are followed by all genes of the next."""
+        order = np.array([gene.stage + gene.place for gene in self.genes]) + (np.arange(len(self.genes)) > 0)
+        return order == order[:, None] + 1
 
     @cached_property
     def named(self) -> Mapping[str, Architecture]:
