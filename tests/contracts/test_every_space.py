@@ -13,7 +13,7 @@ import pytest
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.seeds import rng
-from fedloom.spaces.base import BlockDiagram, Choices, Cost, Gene, Genes, SearchSpace
+from fedloom.spaces.base import BlockDiagram, Cost, Gene, Genes, SearchSpace
 
 DRAWS = 60
 
@@ -26,8 +26,10 @@ class Toy(SearchSpace):
     named: Mapping[str, Architecture] = {}
     architectures = 3
 
-    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
-        return np.ones(5, bool)
+    follows = np.zeros((5, 5), bool)
+
+    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        return np.ones(choices.shape, bool)
 
     def cost(self, architecture: Architecture) -> Cost:
         return Cost(1, 1, 1)
@@ -253,3 +255,57 @@ def test_there_are_at_least_as_many_architectures_as_drawn(space: SearchSpace) -
 def test_genes_have_names_of_their_own(space: SearchSpace) -> None:
     assert len({gene.name for gene in space.genes}) == len(space.genes)
     assert space.sizes.tolist() == [len(set(gene.values)) for gene in space.genes]
+
+
+def test_many_architectures_are_treated_like_one(space: SearchSpace) -> None:
+    choices = rng("many").integers(space.sizes, size=(DRAWS, len(space.genes)))
+    active, canonical = space.active_many(choices), space.canonical_many(choices)
+    assert active.shape == canonical.shape == choices.shape and active.dtype == bool
+    for row, awake, kept in zip(choices, active, canonical, strict=True):
+        assert np.array_equal(space.active(row), awake)
+        assert space.canonical(row) == Architecture(space.name, tuple(kept.tolist()))
+    assert np.array_equal(canonical, np.where(active, choices, 0))
+    none = choices[:0]
+    assert space.active_many(none).shape == space.canonical_many(none).shape == space.sample_many(rng(0), 0).shape == none.shape
+
+
+def test_many_are_drawn_as_one_by_one(space: SearchSpace) -> None:
+    draw = rng("stream")
+    one_by_one = [space.sample(draw).choices for _ in range(DRAWS)]
+    many = rng("stream")
+    assert [*space.sample_many(many, DRAWS // 2).tolist(), *space.sample_many(many, DRAWS // 2).tolist()] == list(map(list, one_by_one))
+
+
+def test_many_draws_are_valid_and_uniform(space: SearchSpace) -> None:
+    """Every choice of a gene equally often among the architectures in which it has an effect."""
+    drawn = space.sample_many(rng("uniform"), 20_000)
+    for row in drawn[:DRAWS]:
+        space.check(Architecture(space.name, tuple(row.tolist())))
+    active = space.active_many(drawn)
+    assert np.array_equal(space.canonical_many(drawn), drawn)
+    for gene, size in enumerate(space.sizes):
+        awake = drawn[active[:, gene]]
+        assert len(awake) > 5000
+        # Six standard deviations of a frequency.
+        assert np.bincount(awake[:, gene], minlength=size) / len(awake) == pytest.approx(np.full(size, 1 / size), abs=3 / len(awake) ** 0.5)
+
+
+def test_what_follows_what_has_no_cycles(space: SearchSpace) -> None:
+    genes = len(space.genes)
+    assert space.follows.shape == (genes, genes) and space.follows.dtype == bool
+    left = np.ones(genes, bool)
+    while left.any():
+        first = left & ~space.follows[left].any(axis=0)  # genes that follow none of those left
+        assert first.any()
+        left &= ~first
+
+
+def test_genes_have_a_place_in_the_network(space: SearchSpace) -> None:
+    """What follows a gene does not lie before it, and genes of one place are followed by the same genes."""
+    places = [(gene.stage, gene.place) for gene in space.genes]
+    assert min(min(place) for place in places) >= 0
+    for before, after in np.argwhere(space.follows):
+        assert places[before] < places[after]
+    followers = {place: space.follows[index] for index, place in enumerate(places)}
+    for index, place in enumerate(places):
+        assert np.array_equal(space.follows[index], followers[place])

@@ -62,6 +62,7 @@ def draws(space: SearchSpace, seed: int, count: int = 12) -> list[Architecture]:
     draw = rng("draws", seed)
     named = list(space.named.values())
     found = [space.sample(draw) for _ in range(count)]
+    found += [Architecture(space.name, tuple(row.tolist())) for row in space.sample_many(draw, count)]
     found += [a for _ in range(2) for a in space.fair(draw)]
     found += [space.mutate(parent, draw, probability) for parent in named for probability in (0.0, 0.1, 1.0)]
     found += [space.crossover(first, second, draw) for first in named for second in named]
@@ -168,6 +169,10 @@ def test_all_else_is_the_whole_space(space: SearchSpace) -> None:
     assert (narrow.name, narrow.genes, narrow.named, narrow.architectures) == (space.name, space.genes, space.named, space.architectures)
     assert narrow.cost(architecture) == space.cost(architecture) and narrow.drawing(architecture) == space.drawing(architecture)
     assert np.array_equal(narrow.encode(architecture), space.encode(architecture)) and np.array_equal(narrow.sizes, space.sizes)
+    assert np.array_equal(narrow.follows, space.follows)
+    choices = space.sample_many(rng("choices"), 20)[:, ::-1] % space.sizes
+    assert np.array_equal(narrow.active_many(choices), space.active_many(choices))
+    assert np.array_equal(narrow.canonical_many(choices), space.canonical_many(choices))
     assert narrow.input_sizes([architecture.choices]) == space.input_sizes([architecture.choices])
     assert narrow.as_published(architecture) == space.as_published(architecture)
     assert narrow.supernet_as_published() == space.supernet_as_published()

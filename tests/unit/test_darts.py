@@ -39,9 +39,16 @@ def test_genes_by_hand() -> None:
     assert genes[0].name == "operation of input 0 → node 1 in the normal cell"
     assert genes[4].name == "operation of node 1 → node 2 in the normal cell"
     assert genes[27].name == "operation of node 3 → node 4 in the reduction cell"
+    assert [(gene.stage, gene.place) for gene in (genes[0], genes[4], genes[27])] == [(1, 1), (1, 5), (2, 14)]
     assert all(gene.values == tuple(range(8)) for gene in genes)
     assert [gene.values for gene in space_of(operations="s2").genes] == [(0, 1)] * 28
     assert space_of(operations="s2").operations == ("skip_connect", "sep_conv_3x3")
+
+
+def test_an_edge_is_followed_by_the_edges_from_its_node() -> None:
+    # 0: input 0 → node 1, 4: node 1 → node 2, 13: node 3 → node 4, the last of a cell; 14 more are those of the other cell.
+    followers = [[other for other in range(28) if space_of().follows[gene, other]] for gene in (0, 4, 13, 14, 18, 27)]
+    assert followers == [[4, 7, 11], [8, 12], [], [18, 21, 25], [22, 26], []]
 
 
 def test_cells_by_hand() -> None:

@@ -51,6 +51,33 @@ def test_genes_by_hand() -> None:
     assert (genes[0].name, genes[0].values) == ("kernel of block 1 of stage 1", (3, 5, 7))
     assert (genes[27].name, genes[27].values) == ("expansion of block 4 of stage 2", (3, 4, 6))
     assert (genes[44].name, genes[44].values) == ("depth of stage 5", (2, 3, 4))
+    assert [(gene.stage, gene.place) for gene in (genes[0], genes[27], genes[44])] == [(1, 1), (2, 4), (5, 0)]
+
+
+def test_what_follows_what_by_hand() -> None:
+    space = space_of()
+    followers = {
+        space.genes[gene].name: [space.genes[other].name for other in np.flatnonzero(space.follows[gene])] for gene in (20, 6, 39, 42)
+    }
+    assert followers == {
+        "expansion of block 1 of stage 1": ["kernel of block 2 of stage 1", "expansion of block 2 of stage 1"],
+        "kernel of block 3 of stage 2": [  # it is the last block, or it is not
+            "kernel of block 4 of stage 2",
+            "kernel of block 1 of stage 3",
+            "expansion of block 4 of stage 2",
+            "expansion of block 1 of stage 3",
+        ],
+        "expansion of block 4 of stage 5": [],
+        "depth of stage 3": [f"{what} of block {block} of stage 3" for what in ("kernel", "expansion") for block in (1, 2, 3, 4)],
+    }
+
+
+def test_blocks_that_a_stage_lacks_have_no_effect() -> None:
+    depths = np.array([[0, 1, 2, 0, 1], [2, 2, 2, 2, 2]])
+    active = space_of().active_many(np.concatenate([np.ones((2, 40), int), depths], axis=1))
+    blocks = "1100 1110 1111 1100 1110".replace(" ", "")
+    assert "".join(map(str, active[0].astype(int))) == 2 * blocks + "11111"
+    assert active[1].all()
 
 
 def test_blocks_by_hand() -> None:

@@ -106,6 +106,25 @@ def test_genes_by_hand() -> None:
     assert space.architectures == 4 * (2**5 * 3 * 4 * 3 * 2) * (2 * 3 * 4 * 4 * 7 * 6 * 4) * 2**2 * 3**4
 
 
+def test_what_follows_what_by_hand() -> None:
+    space = original()
+    places = {gene.name: (gene.stage, gene.place) for gene in space.genes}
+    assert [places[name] for name in ("resolution", "width of the stem", "kernel of stage 3", "width of the features")] == [
+        (0, 0),
+        (0, 1),
+        (3, 0),
+        (8, 0),
+    ]
+    followers = {
+        gene.name: [space.genes[other].name for other in np.flatnonzero(row)] for gene, row in zip(space.genes, space.follows, strict=True)
+    }
+    assert followers["resolution"] == ["width of the stem"]
+    assert followers["width of the stem"] == [f"{what} of stage 1" for what in ("width", "depth", "kernel", "expansion")]
+    assert followers["depth of stage 2"] == [f"{what} of stage 3" for what in ("width", "depth", "kernel", "expansion")]
+    assert followers["kernel of stage 7"] == ["width of the features"]
+    assert followers["width of the features"] == []
+
+
 def test_blocks_by_hand() -> None:
     space = original()
     values = {"resolution": 288, "width_of_stage_3": 40, "width_of_stage_4": 72, "expansion_of_stage_4": 5, "depth_of_stage_4": 4}

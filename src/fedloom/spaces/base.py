@@ -163,7 +163,7 @@ class SearchSpace(ABC):
         """(genes,) which genes have an effect under these choices."""
         return self.active_many(np.asarray(choices)[None])[0]
 
-    def canonical_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    def canonical_many(self, choices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(architectures, genes) the same with genes without effect set to 0."""
         return np.where(self.active_many(choices), choices, 0)
 
@@ -187,7 +187,7 @@ class SearchSpace(ABC):
         """Every gene uniformly and independently."""
         return self.canonical(rng.integers(self.sizes))
 
-    def sample_many(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.integer]:
+    def sample_many(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
         """(count, genes) what as many calls of ``sample`` would draw."""
         return self.canonical_many(rng.integers(self.sizes, size=(count, len(self.sizes))))
 

@@ -111,9 +111,9 @@ class Bounded(SearchSpace):
     def sample(self, rng: np.random.Generator) -> Architecture:
         return self._repeated(lambda: self.whole.sample(rng), rng)
 
-    def sample_many(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.integer]:
+    def sample_many(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
         drawn = [self.sample(rng).choices for _ in range(count)]
-        return np.array(drawn, int).reshape(count, len(self.genes))
+        return np.array(drawn, np.int64).reshape(count, len(self.genes))
 
     def fair(self, rng: np.random.Generator) -> list[Architecture]:
         """As the whole space has it, those that do not fit reduced; choices that do not fit are then used less often than others."""
@@ -205,6 +205,12 @@ class Bounded(SearchSpace):
 
     def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         return self.whole.active_many(choices)
+
+    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
+        return self.whole.active(choices)
+
+    def canonical_many(self, choices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return self.whole.canonical_many(choices)
 
     def canonical(self, choices: Choices) -> Architecture:
         return self.whole.canonical(choices)

@@ -167,7 +167,7 @@ class NASViT(SearchSpace):
     @cached_property
     def follows(self) -> npt.NDArray[np.bool_]:
         """Resolution, stem, stage after stage, features: all genes of a stage, its depth too, are followed by all genes of the next."""
-        order = np.array([gene.stage + gene.place for gene in self.genes]) + (np.arange(len(self.genes)) > 0)
+        order = np.array([gene.stage + 1 if gene.stage else gene.place for gene in self.genes])
         return order == order[:, None] + 1
 
     @cached_property
