@@ -60,24 +60,26 @@ def test_replayed_steps_equal_eager_steps(supernet: Supernet[Any], monkeypatch: 
         assert distance(replayed, again, plain) < 0.05
 
 
+class Doubled(Pixels):
+    """Pixels in float64: with float32 the first steps of random weights differ by up to 40 % of their length between two devices."""
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        return super().normalise(images).double()
+
+
 @pytest.mark.parametrize("kind", ["archive", "fair"])
 def test_masked_graphs_equal_sliced_steps(supernet: Supernet[Any], kind: str) -> None:
-    weights = {name: tensor.cuda() for name, tensor in supernet.initial(0).items()}
-    draw = rng("archive")
+    weights = {name: tensor.cuda().double() for name, tensor in supernet.initial(0).items()}
+    draw, pixels = rng("archive"), Doubled(PIXELS.mean, PIXELS.std)
     archive = [supernet.space.sample(draw) for _ in range(6)]
     subnets = supernet.space.fair if kind == "fair" else one_of(archive)
-    sliced, masked = (Trainer(supernet, replace(SETTINGS, execution=execution), PIXELS) for execution in ("sliced", "masked"))
+    sliced, masked = (Trainer(supernet, replace(SETTINGS, execution=execution), pixels) for execution in ("sliced", "masked"))
     for examples in (examples_of(50), examples_of(30)):  # one step: more would compare how rounding grows
         expected = sliced.train_supernet(weights, subnets, examples, [0.02], np.random.default_rng(0))
-        # Networks of random weights are ill-conditioned: how far do rounding errors of another kernel, some 1e-6, reach?
-        shaken = {name: tensor * (1 + 1e-6 * torch.randn_like(tensor)) for name, tensor in weights.items()}
-        other = sliced.train_supernet(shaken, subnets, examples, [0.02], np.random.default_rng(0))
-        tolerance = max(0.05, 10 * distance(expected.weights, other.weights, weights))
-        assert tolerance < 0.3  # a subnet left out would be more
-        for _ in range(3):  # eager, captured, replayed
+        for _ in range(3):  # eager, captured, replayed; the captured rate is a float32
             found = masked.train_supernet(weights, subnets, examples, [0.02], np.random.default_rng(0))
             assert found.steps == expected.steps
-            assert distance(expected.weights, found.weights, weights) < tolerance
+            assert distance(expected.weights, found.weights, weights) < 1e-5
 
 
 def test_masked_scores_equal_sliced_scores(supernet: Supernet[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from fedloom.maths.partition import stratified_holdout
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 
+READERS = 8  # threads that decode images
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -218,17 +220,24 @@ def _folder_pool(place: Path, classes: Sequence[str], side: int, resize: bool, i
 
 def _decode(paths: Sequence[Path], side: int, resize: bool) -> Images:
     images = np.empty((len(paths), 3, side, side), np.uint8)
-    with warnings.catch_warnings():
+
+    def decode(number: int) -> None:
+        path = paths[number]
+        try:
+            images[number] = _decode_one(path, side, resize)
+        except InvalidData:
+            raise
+        except Exception as problem:  # damaged bytes can raise anything
+            raise InvalidData(f"{path} cannot be read as an image: {problem}. Replace or remove the file", file=str(path)) from None
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(READERS) as readers:  # decoding leaves Python free for other threads
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        for number, path in enumerate(paths):
-            try:
-                images[number] = _decode_one(path, side, resize)
-            except InvalidData:
-                raise
-            except Exception as problem:  # damaged bytes can raise anything
-                raise InvalidData(
-                    f"{path} cannot be read as an image: {problem}. Replace or remove the file", file=str(path)
-                ) from None
+        try:
+            for _ in readers.map(decode, range(len(paths))):
+                pass  # in order, so the first damaged file is the one that is named
+        except BaseException:
+            readers.shutdown(cancel_futures=True)
+            raise
     return images
 
 

@@ -1,0 +1,1 @@
+"""The guided diffusion generator of architectures: what it reads, how it is trained, how it draws."""

@@ -1,0 +1,256 @@
+"""Frozen image features: what a client's images look like, as numbers that guide the generator of architectures.
+
+``SmallFeatures`` is a network of ours, small enough to be shipped. ``ResNet18`` is the network of He et al. (CVPR 2016) as trained on
+ImageNet, for users who have its public weights. Both map images to one vector each and are never trained at a client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedloom.core.errors import InvalidData
+
+CHUNK = 64  # images at a time, to bound memory
+CLASSIFIER = ("classifier.", "fc.")  # layers that only training needs: features end before them
+COUNTER = "num_batches_tracked"  # of batch normalisation; only training needs it
+NAMED = 3  # keys that a refusal names
+
+
+class ImageNetwork(nn.Module):
+    """A network whose last maps, averaged over their area, are an image's features."""
+
+    name: ClassVar[str]
+    size: ClassVar[int]  # features
+    side: ClassVar[int]  # pixels; images of other sizes are resized
+    mean: ClassVar[tuple[float, ...]]  # on the 0..1 scale, fixed whatever the data: part of what the weights mean
+    std: ClassVar[tuple[float, ...]]
+
+    def maps(self, pixels: Tensor) -> Tensor:
+        """(n, size, rows, columns) from prepared pixels (n, 3, side, side)."""
+        raise NotImplementedError
+
+    def features(self, images: Tensor) -> Tensor:
+        """(n, size) from images (n, 1 or 3, h, w) of values 0 to 255."""
+        return self.maps(prepared(images, self.side, self.mean, self.std)).mean((2, 3))
+
+
+@dataclass(frozen=True)
+class FeatureExtractor:
+    """A frozen network that turns images into features."""
+
+    network: ImageNetwork
+
+    @property
+    def name(self) -> str:
+        return self.network.name
+
+    @property
+    def size(self) -> int:
+        return self.network.size
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """images: uint8 (n, 1 or 3, h, w) on any device -> (n, size) float32 on the network's device."""
+        device = next(self.network.parameters()).device
+        parts = [self.network.features(chunk.to(device)) for chunk in images.split(CHUNK) if len(chunk)]
+        return torch.cat([torch.empty(0, self.size, device=device), *parts])
+
+
+def prepared(images: Tensor, side: int, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Normalised RGB pixels at this side. images: (n, 1 or 3, h, w), values 0 to 255; one channel is repeated to three.
+
+    Larger images are averaged over areas, smaller ones are interpolated bilinearly.
+    """
+    count, channels, height, width = images.shape
+    if channels not in (1, 3):
+        raise InvalidData(f"Image features need images of 1 or 3 channels, these have {channels}", channels=channels)
+    pixels = images.float() / 255
+    if min(height, width) >= side:
+        pixels = F.interpolate(pixels, size=(side, side), mode="area") if max(height, width) > side else pixels
+    else:
+        pixels = F.interpolate(pixels, size=(side, side), mode="bilinear", align_corners=False, antialias=True)
+    shift, scale = (pixels.new_tensor(values)[:, None, None] for values in (mean, std))
+    return (pixels.expand(count, 3, side, side) - shift) / scale
+
+
+# -- the shipped network ----------------------------------------------------------------
+class SmallFeatures(ImageNetwork):
+    """Seven convolutions for images of 32 pixels, 128 features, 0.33 M parameters, 13 M multiply-accumulates.
+
+    Group normalisation, so that nothing depends on a batch. ``classes`` adds the linear classifier that training needs.
+    """
+
+    name = "small"
+    size = 128
+    side = 32
+    mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+
+    def __init__(self, classes: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1, bias=False),
+            Down(16, 32),  # 16 x 16
+            Residual(32),
+            Down(32, 64),  # 8 x 8
+            Residual(64),
+            Residual(64),
+            Down(64, 128),  # 4 x 4
+            Residual(128),
+            norm(128),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(self.size, classes) if classes else None
+
+    def maps(self, pixels: Tensor) -> Tensor:
+        maps: Tensor = self.layers(pixels)  # (n, 128, 4, 4)
+        return maps
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, classes) logits, for training."""
+        if self.classifier is None:
+            raise ValueError("made without classes: there is no classifier")
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+def norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(channels // 8, channels)
+
+
+class Down(nn.Module):
+    """Normalise, then a convolution that halves the sides."""
+
+    def __init__(self, channels: int, wider: int) -> None:
+        super().__init__()
+        self.norm = norm(channels)
+        self.conv = nn.Conv2d(channels, wider, 3, stride=2, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.conv(F.relu(self.norm(x)))
+        return result
+
+
+class Residual(nn.Module):
+    """One pre-activation convolution beside the identity."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = norm(channels)
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.conv(F.relu(self.norm(x)))
+        return result
+
+
+# -- ImageNet's network -------------------------------------------------------------------
+class ResNet18(ImageNetwork):
+    """ResNet-18 (He et al., CVPR 2016, Table 1) without its classifier; parameters have their names in public weight files."""
+
+    name = "resnet18"
+    size = 512
+    side = 224
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 64, 1))
+        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
+        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2), BasicBlock(256, 256, 1))
+        self.layer4 = nn.Sequential(BasicBlock(256, 512, 2), BasicBlock(512, 512, 1))
+
+    def maps(self, pixels: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(pixels)))
+        x = F.max_pool2d(x, 3, stride=2, padding=1)  # (n, 64, 56, 56)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+        return x  # (n, 512, 7, 7)
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions beside the identity, or beside a 1 x 1 convolution where the shape changes."""
+
+    def __init__(self, channels: int, wider: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, wider, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(wider)
+        self.conv2 = nn.Conv2d(wider, wider, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(wider)
+        self.downsample = (
+            nn.Sequential(nn.Conv2d(channels, wider, 1, stride=stride, bias=False), nn.BatchNorm2d(wider))
+            if stride > 1 or channels != wider
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(x)) + shortcut)
+
+
+# -- loading ----------------------------------------------------------------------------------
+def load_features(file: str, device: torch.device | str = "cpu") -> FeatureExtractor:
+    """The extractor whose weights are in a user's file: ResNet-18 of ImageNet, or a ``SmallFeatures``; .pth or .safetensors."""
+    state = read_tensors(Path(file))
+    with torch.random.fork_rng(devices=[]):  # a new network draws weights, which the file's replace
+        network = SmallFeatures() if any(key.startswith("layers.") for key in state) else ResNet18()
+    return frozen_extractor(network, state, file, device)
+
+
+def frozen_extractor(
+    network: ImageNetwork, state: Mapping[str, Tensor], source: str, device: torch.device | str = "cpu"
+) -> FeatureExtractor:
+    """This network with these weights, which must be all of its and no others; a classifier among them is left out."""
+    wanted = {key: tensor for key, tensor in network.state_dict().items() if not key.endswith(COUNTER)}
+    given = {key: tensor for key, tensor in state.items() if not key.startswith(CLASSIFIER) and not key.endswith(COUNTER)}
+    what = f"{source} does not hold the weights of {type(network).__name__}"
+    cure = "Image features are made by ResNet-18 with the names of the public ImageNet weights, resnet18-*.pth"
+    if missing := [key for key in wanted if key not in given]:
+        raise InvalidData(f"{what}: it lacks {len(missing)} of {len(wanted)} tensors, such as {_some(missing)}. {cure}", file=source)
+    if unknown := [key for key in given if key not in wanted]:
+        raise InvalidData(f"{what}: it has tensors of another network, such as {_some(unknown)}. {cure}", file=source)
+    for key, tensor in given.items():
+        shape, expected = tuple(tensor.shape), tuple(wanted[key].shape)
+        if shape != expected:
+            raise InvalidData(f"{what}: {key} is {shape} where {expected} belongs. {cure}", file=source)
+        if not tensor.is_floating_point() or not tensor.isfinite().all() or (key.endswith("running_var") and (tensor < 0).any()):
+            raise InvalidData(f"{source}: {key} holds values that cannot be used. Copy or download the file again", file=source)
+    network.load_state_dict({key: tensor.float() for key, tensor in given.items()}, strict=False)  # all but the counters, as checked
+    return FeatureExtractor(network.to(device).eval().requires_grad_(False))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .pth or .safetensors file by name. Nothing in the file is executed."""
+    try:
+        with path.open("rb") as file:
+            safe = file.read(9)[8:] == b"{"
+        content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InvalidData(f"{path} cannot be read: {error.strerror or error}", file=str(path)) from error
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        asked = f"asks for {found[1]}, and making one could run code" if found else "is damaged or no weights file"
+        raise InvalidData(f"{path} {asked}. Save the state dict alone: torch.save(network.state_dict(), FILE)", file=str(path)) from error
+    except Exception as error:  # damaged bytes can raise anything
+        raise InvalidData(f"{path} is damaged or no weights file. Copy or download it again", file=str(path)) from error
+    entries: Iterable[tuple[Any, Any]] = content.items() if isinstance(content, dict) else ()
+    tensors = {key.removeprefix("module."): value for key, value in entries if isinstance(key, str) and isinstance(value, Tensor)}
+    if not tensors:
+        raise InvalidData(f"{path} holds no tensors by name: it is not the state dict of a network", file=str(path))
+    return tensors
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:NAMED]) + (f" and {len(keys) - NAMED} more" if len(keys) > NAMED else "")

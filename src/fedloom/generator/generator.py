@@ -1,0 +1,181 @@
+"""Guided generation (PerFedSDE-NAS, Eq. 4, in the fast form): architectures that should do well on a client's data.
+
+Unguided, the reverse diffusion draws architectures as the space does. Guidance tilts what the denoiser believes,
+``p(a | x) -> p(a | x) exp(strength * gain(a))``, with the gain linearised at the current belief: its gradient is added to the
+logits. Where the gain is a sum over genes this samples exactly from ``p(a) exp(strength * gain(a))``.
+
+``AnyGenerator`` is what all models share, ``Generator`` the fast one; ``paper_generator.py`` has the papers'.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import InvalidConfig
+from fedloom.core.registry import did_you_mean
+from fedloom.generator.denoiser import SIGMA_MAX, SIGMA_MIN, Denoiser, DenoiserSettings, expectation
+from fedloom.generator.features import FeatureExtractor
+from fedloom.generator.paper_predictor import PaperTaskPredictor
+from fedloom.generator.paper_score import PaperScoreNetwork
+from fedloom.generator.predictor import Predictor, PredictorSettings
+from fedloom.generator.task_encoder import grouped_features
+from fedloom.generator.tokens import Choices, Tokens
+from fedloom.maths.samplers import SAMPLERS, Denoise, Noise
+from fedloom.maths.sde import karras_levels, ve_levels
+
+STEPS = 12  # of the fast sampler
+REFERENCE_STEPS = 1000  # of the paper's
+RHO = 3.0  # how much finer the levels become towards the end
+STRENGTH = 8.0  # of guidance, per standard deviation of accuracy
+AT_ONCE = 500  # architectures per pass: bounds memory
+
+Gain = Callable[[Tensor, Tensor], Tensor]  # (what a model's predictor sees of architectures (n, rows, symbols), sigma (n,)) -> (n,)
+
+
+def noise_levels(
+    sampler: str, steps: int = 0, low: float = SIGMA_MIN, high: float = SIGMA_MAX, reference_steps: int = REFERENCE_STEPS
+) -> list[float]:
+    """The levels of a sampler: Karras' for the fast ones, those of the VE-SDE for the papers'. steps: 0 is the sampler's own number."""
+    if sampler.startswith("dpm"):
+        return karras_levels(low, high, steps or STEPS, RHO)
+    return ve_levels(low, high, steps or reference_steps)
+
+
+def tilted(denoiser: Denoiser, gain: Gain | None, strength: float) -> Denoise:
+    """The data prediction, guided by a gain of shares of symbols."""
+
+    def denoise(x: Tensor, level: float) -> Tensor:
+        sigma = torch.full((len(x),), level, device=x.device)
+        logits = denoiser.logits(x, sigma)
+        if gain is not None and strength:
+            with torch.enable_grad():
+                shares = logits.softmax(-1).requires_grad_()
+                (slope,) = torch.autograd.grad(gain(shares, sigma).sum(), shares)
+            logits = logits + strength * slope
+        return expectation(logits, denoiser.mask)
+
+    return denoise
+
+
+@dataclass(frozen=True)
+class AnyGenerator(ABC):
+    """A trained generator of one space, frozen."""
+
+    tokens: Tokens
+    denoiser: Denoiser | PaperScoreNetwork
+    predictor: Predictor | PaperTaskPredictor | None = None
+    extractor: FeatureExtractor | None = None
+    strength: float = STRENGTH
+    sampler: str = "dpm"
+    steps: int = 0  # 0: the sampler's own number
+    facts: dict[str, Any] = field(default_factory=dict)  # what its file says of itself
+
+    model: ClassVar[str]  # its name in files and settings
+
+    # -- what a model decides ------------------------------------------------------
+    @staticmethod
+    @abstractmethod
+    def networks(tokens: Tokens, settings: Mapping[str, Mapping[str, Any]], features: int) -> tuple[Any, Any]:
+        """Denoiser and predictor of these settings, untrained; no predictor (None) if there are no image features (0)."""
+
+    @abstractmethod
+    def levels(self) -> list[float]:
+        """Noise levels from the start to the end."""
+
+    @abstractmethod
+    def start(self, count: int, rng: np.random.Generator, noise: Noise) -> Tensor:
+        """(count, rows, symbols) noisy at the highest level."""
+
+    @abstractmethod
+    def denoise(self, gain: Gain | None, strength: float) -> Denoise:
+        """The data prediction, guided by a gain."""
+
+    @abstractmethod
+    def certain(self, choices: Choices) -> tuple[Tensor, Tensor]:
+        """What the predictor sees of architectures that it is sure of, (n, rows, symbols), and the level of noise, (n,)."""
+
+    # -- what all share ----------------------------------------------------------------
+    @property
+    def guided(self) -> bool:
+        return self.predictor is not None and self.extractor is not None
+
+    @property
+    def device(self) -> torch.device:
+        return self.denoiser.mask.device
+
+    def sampled_by(self, sampler: str = "", steps: int = 0) -> Self:
+        """The same with another sampler ("" is its own) and number of steps (0 is the sampler's own)."""
+        if sampler and sampler not in SAMPLERS:
+            raise InvalidConfig(f"There is no sampler named {sampler!r}. {did_you_mean(sampler, list(SAMPLERS))}", name=sampler)
+        return replace(self, sampler=sampler or self.sampler, steps=steps)
+
+    @torch.no_grad()
+    def task(self, images: Tensor, labels: Tensor) -> Tensor | None:
+        """The condition of one client: raw images (n, c, h, w) of 8 bits and labels (n,) -> (56,); None if this generator has no predictor.
+
+        The first 20 images of each class are looked at. Computed at the client, and it stays there.
+        """
+        if self.predictor is None or self.extractor is None:
+            return None
+        return self.predictor.task(grouped_features(self.extractor, images, labels))
+
+    def draw(self, count: int, rng: np.random.Generator, task: Tensor | None = None, strength: float | None = None) -> list[Architecture]:
+        """Architectures for a task, or of the whole space without one. Valid by construction; repeats are rare, not impossible."""
+        gain: Gain | None = None
+        if task is not None and self.predictor is not None:
+            predictor, vector = self.predictor, task.to(self.device)
+
+            def gain(seen: Tensor, sigma: Tensor) -> Tensor:
+                return predictor.gain(seen, sigma, vector)
+
+        choices = self.draw_choices(count, rng, gain, self.strength if strength is None else strength)
+        return self.tokens.architectures(choices)
+
+    @torch.no_grad()
+    def draw_choices(self, count: int, rng: np.random.Generator, gain: Gain | None = None, strength: float = 0.0) -> Choices:
+        """(count, genes), guided by any gain."""
+        levels, denoise, sample = self.levels(), self.denoise(gain, strength), SAMPLERS[self.sampler]
+        parts = []
+        for first in range(0, count, AT_ONCE):
+            shape = (min(AT_ONCE, count - first), *self.denoiser.mask.shape)
+            noise = lambda shape=shape: torch.from_numpy(rng.standard_normal(shape, np.float32)).to(self.device) * self.denoiser.mask  # noqa: E731
+            parts.append(self.tokens.decode(sample(denoise, self.start(shape[0], rng, noise), levels, noise)))
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Generator(AnyGenerator):
+    """The fast model: a categorical denoiser, and a predictor that sees what the denoiser believes."""
+
+    denoiser: Denoiser
+    predictor: Predictor | None = None
+
+    model: ClassVar[str] = "fast"
+
+    @staticmethod
+    def networks(tokens: Tokens, settings: Mapping[str, Mapping[str, Any]], features: int) -> tuple[Denoiser, Predictor | None]:
+        denoiser = Denoiser(tokens, DenoiserSettings(**settings["denoiser"]))
+        return denoiser, Predictor(tokens, features, PredictorSettings(**settings["predictor"])) if features else None
+
+    def levels(self) -> list[float]:
+        return noise_levels(self.sampler, self.steps)
+
+    def start(self, count: int, rng: np.random.Generator, noise: Noise) -> Tensor:
+        """Exact: random architectures under noise of the highest level."""
+        clean = self.tokens.one_hot(self.tokens.encode(self.tokens.space.sample_many(rng, count)))
+        return clean.to(self.device) + self.levels()[0] * noise()
+
+    def denoise(self, gain: Gain | None, strength: float) -> Denoise:
+        return tilted(self.denoiser, gain, strength)
+
+    def certain(self, choices: Choices) -> tuple[Tensor, Tensor]:
+        shares = self.tokens.one_hot(self.tokens.encode(choices).to(self.device)).gt(0).float()
+        return shares, torch.full((len(shares),), SIGMA_MIN, device=self.device)

@@ -1,0 +1,150 @@
+"""The predictor: how accurate would this (noisy) architecture be on this data set?
+
+Accuracy on a task is split into a level, which the data alone decide, and a gain, what this architecture adds to the task's average
+in units of the spread over architectures. Both come from the task vector of the Set Transformer; the gain also from the architecture
+behind the noise, as the frozen denoiser sees it: shares of symbols, (rows, symbols), and the level of noise. Only the gain guides.
+Trained by mean squared error on accuracies of a real supernet over many class subsets (``labels.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.core.settings import setting
+from fedloom.generator.denoiser import SIGMA_MAX, SIGMA_MIN, Denoiser, sinusoid
+from fedloom.generator.task_encoder import Grouped, TaskEncoder
+from fedloom.generator.tokens import Tokens
+
+TASK = 56  # numbers in a task vector
+
+
+@dataclass(frozen=True)
+class PredictorSettings:
+    steps: int = setting(4_000, "training steps", low=1)
+    tasks: int = setting(16, "tasks per step", low=1)
+    architectures: int = setting(64, "architectures per task and step", low=2)
+    rate: float = setting(1e-3, "learning rate of AdamW at its peak", low=0)
+    width: int = setting(192, "numbers in its hidden layers", low=8)
+    dropout: float = setting(0.1, "share of hidden numbers dropped in training", low=0, high=0.9)
+
+
+class ArchitectureNetwork(nn.Module):
+    """A number for an architecture (shares of symbols), a level of noise and a condition, which scales what the layers see."""
+
+    def __init__(self, tokens: Tokens, condition: int, settings: PredictorSettings) -> None:
+        super().__init__()
+        width = settings.width
+        self.read = nn.Linear(len(tokens) * tokens.symbols, width)
+        self.level = nn.Linear(32, width)
+        self.condition = nn.Linear(condition, 2 * width) if condition else None
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.SiLU(), nn.Linear(width, width)) for _ in range(2))
+        self.drop = nn.Dropout(settings.dropout)
+        self.write = nn.Linear(width, 1)
+
+    def forward(self, shares: Tensor, sigma: Tensor, condition: Tensor | None = None) -> Tensor:
+        """shares: (n, rows, symbols); sigma: (n,); condition: (n, numbers) -> (n,)."""
+        hidden = self.read(shares.flatten(1)) + self.level(sinusoid(10 * sigma.log(), 32))
+        if self.condition is not None and condition is not None:
+            scale, shift = self.condition(condition).chunk(2, -1)
+            hidden = hidden * (1 + scale) + shift
+        for layer in self.layers:
+            hidden = hidden + self.drop(layer(hidden))
+        result: Tensor = self.write(hidden)[:, 0]
+        return result
+
+
+class Predictor(nn.Module):
+    spread: Tensor  # () standard deviation of accuracy over architectures within a task, in the labels
+
+    def __init__(self, tokens: Tokens, features: int, settings: PredictorSettings) -> None:
+        super().__init__()
+        self.task_encoder = TaskEncoder(features, TASK)
+        self.normalise = nn.LayerNorm(TASK)
+        self.architecture = ArchitectureNetwork(tokens, TASK, settings)
+        self.of_level = nn.Sequential(nn.Linear(TASK, TASK), nn.SiLU(), nn.Linear(TASK, 1))
+        self.register_buffer("spread", torch.ones(()))
+
+    def task(self, grouped: Grouped) -> Tensor:
+        """(tasks, 56), or (56,) of one."""
+        vector: Tensor = self.normalise(self.task_encoder.encode(grouped))
+        return vector
+
+    def level(self, task: Tensor) -> Tensor:
+        """(tasks,) average accuracy of architectures on a task."""
+        return torch.sigmoid(self.of_level(task)[..., 0])
+
+    def gain(self, shares: Tensor, sigma: Tensor, task: Tensor) -> Tensor:
+        """(n,) what an architecture adds to the average, in units of ``spread``; task: (56,) for all or (n, 56)."""
+        result: Tensor = self.architecture(shares, sigma, task.expand(len(shares), -1))
+        return result
+
+    def accuracy(self, shares: Tensor, sigma: Tensor, task: Tensor) -> Tensor:
+        return self.level(task) + self.spread * self.gain(shares, sigma, task)
+
+
+def behind_noise(denoiser: Denoiser, clean: Tensor, sigma: Tensor, draw: torch.Generator) -> Tensor:
+    """Architectures (n, rows, symbols) made noisy at these levels (n,) and seen by the denoiser: shares of symbols."""
+    noise = torch.randn(clean.shape, generator=draw, device=clean.device) * denoiser.mask
+    return denoiser.logits(clean + sigma[:, None, None] * noise, sigma).softmax(-1)
+
+
+def levels(count: int, draw: torch.Generator, device: torch.device) -> Tensor:
+    """Noise levels for training; a quarter of them so low that the architecture is certain."""
+    share = (torch.rand(count, generator=draw, device=device) * 4 / 3 - 1 / 3).clamp_min(0)
+    return SIGMA_MIN * (SIGMA_MAX / SIGMA_MIN) ** share
+
+
+def falling_rate(step: int, steps: int, rate: float, warm: int = 100) -> float:
+    return rate * min(1, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def train_predictor(
+    tokens: Tokens,
+    denoiser: Denoiser,
+    symbols: Tensor,
+    accuracies: Tensor,
+    task_of: Callable[[Sequence[int], torch.Generator], Grouped],
+    features: int,
+    settings: PredictorSettings,
+    seed: int,
+    progress: Callable[[int, float], None],
+) -> Predictor:
+    """symbols: (architectures, rows); accuracies: (architectures, tasks); ``task_of`` draws images of tasks by number."""
+    device = symbols.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        predictor = Predictor(tokens, features, settings)
+        means = accuracies.mean(0)  # (tasks,)
+        gains = accuracies - means
+        spread = gains.std(0).mean()
+        gains = gains / gains.std(0).clamp_min(1e-6)
+        predictor.spread.copy_(spread.cpu())
+        predictor = predictor.to(device).train()
+        draw = torch.Generator(device).manual_seed(seed)
+        optimiser = torch.optim.AdamW(predictor.parameters(), settings.rate, weight_decay=0.02)
+        tasks, count = min(settings.tasks, accuracies.shape[1]), settings.architectures
+        for step in range(settings.steps):
+            for group in optimiser.param_groups:
+                group["lr"] = falling_rate(step, settings.steps, settings.rate)
+            chosen = torch.randperm(accuracies.shape[1], generator=draw, device=device)[:tasks]
+            rows = torch.randint(len(symbols), (tasks * count,), generator=draw, device=device)
+            sigma = levels(len(rows), draw, device)
+            with torch.no_grad():
+                shares = behind_noise(denoiser, tokens.one_hot(symbols[rows]), sigma, draw)
+            vectors = predictor.task(task_of(chosen.tolist(), draw))  # (tasks, 56)
+            predicted = predictor.gain(shares, sigma, vectors.repeat_interleave(count, 0))
+            loss = F.mse_loss(predicted, gains[rows, chosen.repeat_interleave(count)])
+            loss = loss + F.mse_loss(predictor.level(vectors), means[chosen]) / means.var().clamp_min(1e-6)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(predictor.parameters(), 1.0)
+            optimiser.step()
+            if step % 100 == 99 or step + 1 == settings.steps:
+                progress(step + 1, float(loss.detach()))
+    return predictor.eval().requires_grad_(False)

@@ -1,0 +1,411 @@
+"""``fedloom pretrain``: from a search space and public images to a generator, in stages that each leave a file.
+
+denoiser  architectures sampled from the space, no labels (500,000)
+features  a small image network on the public images, unless ResNet-18 is given
+supernet  shared weights of the space, trained on the public images
+labels    accuracy of many architectures on many class subsets of them
+predictor accuracy from architecture and data
+With ``model=paper`` the first and the last are paper_score and paper_predictor, the papers' networks (``paper.py``).
+A stage whose file is there is not repeated; supernet and labels also go on from where they stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.core.errors import UnusableFolder
+from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.settings import setting
+from fedloom.data.augment import Augmentation, augment
+from fedloom.files import read_arrays, write_arrays, write_file
+from fedloom.generator import paper
+from fedloom.generator.denoiser import Denoiser, DenoiserSettings, train_denoiser
+from fedloom.generator.features import FeatureExtractor, SmallFeatures, load_features
+from fedloom.generator.generator import STRENGTH, AnyGenerator, Generator
+from fedloom.generator.labels import (
+    LabelSettings,
+    SupernetSettings,
+    different_architectures,
+    score_architectures,
+    task_measure,
+    train_proxy_supernet,
+)
+from fedloom.generator.paper_generator import PaperGenerator
+from fedloom.generator.paper_predictor import PaperTaskPredictor
+from fedloom.generator.paper_score import PREDICTOR_ONLY, SAMPLING_ONLY, SCORE_ONLY, PaperScoreNetwork, PaperSettings
+from fedloom.generator.predictor import Predictor, PredictorSettings, train_predictor
+from fedloom.generator.proxy import Proxy, ProxySettings, Subset, class_likeness, draw_tasks
+from fedloom.generator.quality import DRAWN, predictor_quality, sampler_quality
+from fedloom.generator.shelf import arrays_of, loaded, read_features, save_features, save_generator, tensor_digest
+from fedloom.generator.task_encoder import PER_CLASS, Grouped
+from fedloom.generator.tokens import Tokens
+from fedloom.spaces.base import SearchSpace
+from fedloom.supernets.base import Supernet
+
+Progress = Callable[[str, int, int, str], None]  # (stage, done, of how many, remark)
+Network = TypeVar("Network", bound=nn.Module)
+KEPT_EVERY = 512  # labelled architectures between saved files
+TESTED = 0.05  # share of the labelled architectures that the predictor does not learn from; at least two
+
+
+@dataclass(frozen=True)
+class FeatureSettings:
+    file: str = setting("", "weights of ImageNet's ResNet-18 (.pth or .safetensors) to use instead of a small network of its own")
+    epochs: int = setting(12, "passes over the public images for the small network", low=1)
+    batch: int = setting(512, "images per step", low=2)
+    rate: float = setting(2e-3, "learning rate of AdamW at its peak", low=0)
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    seed: int = setting(0, "every random draw follows from it", low=0)
+    model: str = setting("fast", "what to train: the fast generator, or the papers', the slow reference", choices=("fast", "paper"))
+    guided: bool = setting(True, "train a predictor as well; without one the generator draws from the space as it is")
+    strength: float = setting(STRENGTH, "strength of guidance that the fast generator's file recommends", low=0)
+    denoiser: DenoiserSettings = field(default_factory=DenoiserSettings)
+    features: FeatureSettings = field(default_factory=FeatureSettings)
+    proxy: ProxySettings = field(default_factory=ProxySettings)
+    supernet: SupernetSettings = field(default_factory=SupernetSettings)
+    labels: LabelSettings = field(default_factory=LabelSettings)
+    predictor: PredictorSettings = field(default_factory=PredictorSettings)
+    paper: PaperSettings = field(default_factory=PaperSettings)
+
+
+@dataclass(frozen=True)
+class Labels:
+    choices: np.ndarray  # (architectures, genes)
+    accuracies: Tensor  # (architectures, tasks + held-out tasks)
+    tasks: list[Subset]  # the predictor's, then the held-out ones
+    shown: int  # how many of the tasks are the predictor's
+
+    @property
+    def learned(self) -> tuple[np.ndarray, Tensor]:
+        """Architectures and accuracies that a predictor learns from."""
+        return self.choices[: self._parted], self.accuracies[: self._parted, : self.shown]
+
+    @property
+    def tested(self) -> tuple[np.ndarray, Tensor]:
+        """The other architectures, which test it, on all tasks."""
+        return self.choices[self._parted :], self.accuracies[self._parted :]
+
+    @property
+    def _parted(self) -> int:
+        return min(round((1 - TESTED) * len(self.choices)), len(self.choices) - 2)
+
+
+class Pretraining:
+    """The stages of one space in one folder."""
+
+    def __init__(self, space: SearchSpace, settings: PretrainSettings, folder: Path, device: torch.device, progress: Progress) -> None:
+        self.space, self.settings, self.folder, self.device, self.progress = space, settings, folder, device, progress
+        self.tokens = Tokens(space)
+        self.seconds: dict[str, float] = {}
+
+    # -- stages ------------------------------------------------------------------
+    def denoiser(self) -> Denoiser:
+        settings = self.settings.denoiser
+
+        def train(progress: Callable[[int, float], None]) -> Denoiser:
+            seed = derive_seed(self.settings.seed, "denoiser")
+            return train_denoiser(self.tokens, self.training_architectures(), settings, seed, self.device, progress)
+
+        return self._network("denoiser", asdict(settings), lambda: Denoiser(self.tokens, settings), train, settings.steps)
+
+    def paper_score(self) -> PaperScoreNetwork:
+        settings, tokens = self.settings.paper, self.tokens
+        graph = (tokens.mask, tokens.follows, tokens.places)
+
+        def train(progress: Callable[[int, float], None]) -> PaperScoreNetwork:
+            data = tokens.one_hot(tokens.encode(self.training_architectures())).to(torch.int8)
+            return paper.train_score(*graph, data, settings, derive_seed(self.settings.seed, "paper_score"), self.device, progress)
+
+        made_by = {**_without(settings, PREDICTOR_ONLY), "architectures": self.settings.denoiser.architectures}
+        return self._network("paper_score", made_by, lambda: PaperScoreNetwork(*graph, settings), train, settings.score_steps)
+
+    def training_architectures(self) -> np.ndarray:
+        """(architectures, genes) what the denoiser learns from."""
+        return self.space.sample_many(rng(self.settings.seed, "architectures"), self.settings.denoiser.architectures)
+
+    def features(self, proxy: Proxy) -> FeatureExtractor:
+        settings = self.settings.features
+        if settings.file:
+            return load_features(settings.file, self.device)
+        key = self._key("features", {**asdict(settings), "data": proxy.name})
+        path = self.folder / "features.safetensors"
+        if self._read("features", key):
+            self.progress("features", 1, 1, "found")
+            return read_features(path, self.device)
+        start = time.perf_counter()
+        network = train_features(
+            proxy,
+            settings,
+            derive_seed(self.settings.seed, "features"),
+            lambda epoch, note: self.progress("features", epoch, settings.epochs, note),
+        )
+        extractor = FeatureExtractor(network)
+        self.seconds["features"] = time.perf_counter() - start
+        save_features(path, extractor, {**key, "seconds": self.seconds["features"]})
+        return extractor
+
+    def supernet(self, supernet: Supernet[Any], proxy: Proxy) -> dict[str, Tensor]:
+        settings = self.settings.supernet
+        key = self._key(
+            "supernet", {**asdict(settings), "data": proxy.name, "image": asdict(proxy.image), "space": asdict(supernet.space.settings)}
+        )
+        known = self._read("supernet", key)
+        done, spent = 0, 0.0
+        weights = {name: tensor.to(self.device) for name, tensor in supernet.initial(derive_seed(self.settings.seed, "supernet")).items()}
+        if known:
+            arrays, facts = known
+            done, spent = int(facts["epochs_done"]), float(facts["seconds"])
+            weights = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+            self.progress("supernet", done, settings.epochs, "found")
+        start = time.perf_counter() - spent
+        for epoch, trained in train_proxy_supernet(supernet, proxy, settings, weights, done, self.settings.seed):
+            weights = trained
+            self.progress("supernet", epoch, settings.epochs, "")
+            self._write("supernet", {n: t.cpu().numpy() for n, t in weights.items()}, {**key, "epochs_done": epoch}, start)
+        return weights
+
+    def labels(self, supernet: Supernet[Any], weights: Mapping[str, Tensor], proxy: Proxy, extractor: FeatureExtractor) -> Labels:
+        settings, wanted = self.settings.labels, self.settings.proxy
+        choices = different_architectures(self.space, settings.architectures, self.settings.seed)
+        features = extractor(proxy.train.images)
+        likeness = class_likeness(features, proxy.train.labels, proxy.image.classes)
+        draw = rng(self.settings.seed, "tasks")
+        shown = draw_tasks(wanted, proxy.shown, wanted.tasks, likeness, draw)
+        tasks = shown + draw_tasks(wanted, proxy.held_out, wanted.held_out_tasks, likeness, draw)
+        key = self._key("labels", {**asdict(settings), **asdict(wanted), "supernet": tensor_digest(weights)})
+        known = self._read("labels", key)
+        rows: list[np.ndarray] = [] if known is None else list(known[0]["accuracies"])
+        start = time.perf_counter() - (float(known[1]["seconds"]) if known else 0.0)
+        if rows:
+            self.progress("labels", len(rows), len(choices), "found")
+        images = proxy.scoring[:, : settings.images]
+        missing = self.tokens.architectures(choices[len(rows) :])
+        fresh: list[Tensor] = []
+        for row in score_architectures(supernet, weights, proxy, missing, images, task_measure(tasks, self.device), settings):
+            fresh.append(row)
+            done = len(rows) + len(fresh)
+            if len(fresh) == KEPT_EVERY or done == len(choices):
+                rows += list(torch.stack(fresh).half().cpu().numpy())
+                fresh = []
+                self.progress("labels", done, len(choices), f"mean accuracy {np.mean(rows[-1]):.3f}")
+                kept = {"accuracies": np.stack(rows), "choices": choices[: len(rows)].astype(np.uint8)}
+                kept |= {"tasks": _padded(tasks), "shown": np.array(len(shown))}
+                self._write("labels", kept, key, start)
+        return Labels(choices, torch.from_numpy(np.stack(rows)).float().to(self.device), tasks, len(shown))
+
+    def predictor(self, denoiser: Denoiser, labels: Labels, proxy: Proxy, extractor: FeatureExtractor) -> Predictor:
+        settings = self.settings.predictor
+
+        def train(progress: Callable[[int, float], None]) -> Predictor:
+            choices, accuracies = labels.learned
+            return train_predictor(
+                self.tokens,
+                denoiser,
+                self.tokens.encode(choices).to(self.device),
+                accuracies,
+                task_images(proxy, extractor, labels.tasks),
+                extractor.size,
+                settings,
+                derive_seed(self.settings.seed, "predictor"),
+                progress,
+            )
+
+        made_by = {**asdict(settings), "labels": tensor_digest({"accuracies": labels.accuracies})}
+        return self._network("predictor", made_by, lambda: Predictor(self.tokens, extractor.size, settings), train, settings.steps)
+
+    def paper_predictor(self, labels: Labels, proxy: Proxy, extractor: FeatureExtractor) -> PaperTaskPredictor:
+        settings, tokens = self.settings.paper, self.tokens
+        graph = (tokens.mask, tokens.follows)
+
+        def train(progress: Callable[[int, float], None]) -> PaperTaskPredictor:
+            choices, accuracies = labels.learned
+            return paper.train_predictor(
+                *graph,
+                tokens.one_hot(tokens.encode(choices)),
+                accuracies,
+                task_images(proxy, extractor, labels.tasks),
+                extractor.size,
+                settings,
+                derive_seed(self.settings.seed, "paper_predictor"),
+                self.device,
+                progress,
+            )
+
+        made_by = {**_without(settings, SCORE_ONLY), "labels": tensor_digest({"accuracies": labels.accuracies})}
+        network = lambda: PaperTaskPredictor(*graph, extractor.size, settings)  # noqa: E731
+        return self._network("paper_predictor", made_by, network, train, settings.predictor_steps)
+
+    # -- all of them -----------------------------------------------------------------
+    def run(self, supernet_of: Callable[[Proxy], Supernet[Any]], proxy: Proxy | None) -> AnyGenerator:
+        """The generator, also written as ``result_file`` says, with its card beside it."""
+        settings = self.settings
+        generator: Generator | PaperGenerator
+        if settings.model == PaperGenerator.model:
+            generator = PaperGenerator(self.tokens, self.paper_score(), strength=settings.paper.strength)
+        else:
+            generator = Generator(self.tokens, self.denoiser(), strength=settings.strength)
+        card: dict[str, Any] = {"model": generator.model}
+        if settings.guided and proxy is not None:
+            extractor = self.features(proxy)
+            supernet = supernet_of(proxy)
+            labels = self.labels(supernet, self.supernet(supernet, proxy), proxy, extractor)
+            if isinstance(generator, PaperGenerator):
+                generator = replace(generator, predictor=self.paper_predictor(labels, proxy, extractor), extractor=extractor)
+            else:
+                generator = replace(generator, predictor=self.predictor(generator.denoiser, labels, proxy, extractor), extractor=extractor)
+            card |= predictor_card(generator, labels, proxy)
+        self.progress("quality", 0, 1, "")
+        drawn = DRAWN if generator.sampler.startswith("dpm") else DRAWN // 20  # many steps take long
+        card |= sampler_quality(generator, self.training_architectures(), settings.seed, drawn)
+        facts = {"card": {**card, "seconds": self._all_seconds(), "device": _device_name(self.device), "data": proxy.name if proxy else ""}}
+        self.progress("quality", 1, 1, "")
+        networks = {"denoiser": settings.denoiser, "predictor": settings.predictor, "paper": settings.paper}
+        used = {name: value for name, value in networks.items() if (name == "paper") == isinstance(generator, PaperGenerator)}
+        save_generator(result_file(self.folder, settings.model), generator, used, facts)
+        write_file(self.folder / f"{prefix(settings.model)}card.json", (json.dumps(facts["card"], indent=2) + "\n").encode())
+        return replace(generator, facts=facts)
+
+    # -- files ---------------------------------------------------------------------------
+    def _network(
+        self,
+        stage: str,
+        made_by: Mapping[str, Any],
+        build: Callable[[], Network],
+        train: Callable[[Callable[[int, float], None]], Network],
+        steps: int,
+    ) -> Network:
+        """A stage that is one network: from its file, or trained."""
+        key = self._key(stage, made_by)
+        if known := self._read(stage, key):
+            self.progress(stage, 1, 1, "found")
+            with torch.random.fork_rng(devices=[]):  # new networks draw weights, which the file's replace
+                return loaded(build(), known[0], "", self.device)
+        start = time.perf_counter()
+        network = train(lambda step, loss: self.progress(stage, step, steps, f"loss {loss:.4f}"))
+        self._write(stage, arrays_of(network), key, start)
+        return network
+
+    def _key(self, stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What a stage's file must agree on to be this stage."""
+        return json.loads(json.dumps({"stage": stage, "made_by": dict(settings), "seed": self.settings.seed, **self.tokens.signature}))
+
+    def _read(self, stage: str, key: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        path = self.folder / f"{stage}.safetensors"
+        if not path.exists():
+            return None
+        arrays, facts = read_arrays(path)
+        if any(facts.get(name) != value for name, value in key.items()):
+            differs = [name for name, value in key["made_by"].items() if facts.get("made_by", {}).get(name) != value]
+            what = f" ({', '.join(differs[:3])} differ)" if differs else ""
+            raise UnusableFolder(f"{path} was made with other settings{what}. Choose another folder, or remove the file to make it again")
+        self.seconds[stage] = float(facts.get("seconds", 0.0))
+        return arrays, facts
+
+    def _write(self, stage: str, arrays: Mapping[str, np.ndarray], key: Mapping[str, Any], start: float) -> None:
+        self.seconds[stage] = time.perf_counter() - start
+        write_arrays(self.folder / f"{stage}.safetensors", arrays, {**key, "seconds": self.seconds[stage]})
+
+    def _all_seconds(self) -> dict[str, float]:
+        return {stage: round(seconds, 1) for stage, seconds in self.seconds.items()}
+
+
+def prefix(model: str) -> str:
+    """Of the files that only this model has, so that both fit into one folder and share the others."""
+    return "" if model == Generator.model else f"{model}_"
+
+
+def result_file(folder: Path, model: str) -> Path:
+    return folder / f"{prefix(model)}generator.safetensors"
+
+
+def train_features(proxy: Proxy, settings: FeatureSettings, seed: int, progress: Callable[[int, str], None]) -> SmallFeatures:
+    """The small feature network as a classifier of the public images; its classifier is then left out."""
+    device = proxy.train.labels.device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = SmallFeatures(proxy.image.classes)
+    network = network.to(device).train()
+    optimiser = torch.optim.AdamW(network.parameters(), settings.rate, weight_decay=0.05)
+    examples, batch = proxy.train, min(settings.batch, len(proxy.train))
+    steps = len(examples) // batch
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, settings.rate, total_steps=max(2, settings.epochs * steps))
+    augmentation = Augmentation(min(4, proxy.image.size // 8), True, 0)
+    for epoch in range(settings.epochs):
+        draw, hits = rng(seed, "epoch", epoch), torch.zeros((), device=device)
+        order = torch.from_numpy(draw.permutation(len(examples))).to(device)
+        for rows in order[: steps * batch].split(batch):
+            labels = examples.labels[rows]
+            logits = network(augment(examples.images[rows], augmentation, draw, proxy.pixels.mean))
+            loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            hits += (logits.argmax(1) == labels).sum()
+        progress(epoch + 1, f"training accuracy {float(hits) / (steps * batch):.3f}")
+    network.classifier = None
+    return network.eval().requires_grad_(False)
+
+
+def task_images(proxy: Proxy, extractor: FeatureExtractor, tasks: Sequence[Subset]) -> Callable[[Sequence[int], torch.Generator], Grouped]:
+    """A function that shows tasks: fresh random images of each class, as a client would have them, 1 to 20 per class."""
+    features = extractor(proxy.train.images)
+    labels = proxy.train.labels
+    rows = [torch.nonzero(labels == label)[:, 0] for label in range(proxy.image.classes)]
+    fewest = min(map(len, rows))
+    table = torch.stack([features[own[:fewest]] for own in rows])  # (classes, images, F)
+
+    def show(numbers: Sequence[int], draw: torch.Generator) -> Grouped:
+        device, widest = table.device, max(len(tasks[number]) for number in numbers)
+        classes = torch.tensor(
+            np.stack([np.pad(tasks[n], (0, widest - len(tasks[n])), constant_values=-1) for n in numbers]), device=device
+        )
+        class_mask = classes >= 0
+        chosen = torch.randint(fewest, (*classes.shape, PER_CLASS), generator=draw, device=device)
+        grouped = table[classes.clamp_min(0)[..., None], chosen]  # (tasks, classes, images, F)
+        counts = torch.randint(1, PER_CLASS + 1, classes.shape, generator=draw, device=device)
+        image_mask = (torch.arange(PER_CLASS, device=device) < counts[..., None]) & class_mask[..., None]
+        shares = torch.where(class_mask, -class_mask.sum(1, keepdim=True).float().log(), 0.0)
+        return Grouped(grouped * image_mask[..., None], class_mask, image_mask, shares)
+
+    return show
+
+
+def predictor_card(generator: AnyGenerator, labels: Labels, proxy: Proxy) -> dict[str, Any]:
+    """What the predictor is worth on architectures and tasks it has not learned from."""
+    assert generator.extractor is not None
+    show = task_images(proxy, generator.extractor, labels.tasks)
+    return predictor_quality(generator, *labels.tested, show, labels.shown) | {
+        "architectures": len(labels.choices),
+        "tasks": labels.shown,
+        "held_out_tasks": len(labels.tasks) - labels.shown,
+        "held_out_classes": len(proxy.held_out),
+    }
+
+
+def _without(settings: PaperSettings, names: Sequence[str]) -> dict[str, Any]:
+    """Those that a stage depends on."""
+    return {name: value for name, value in asdict(settings).items() if name not in (*names, *SAMPLING_ONLY)}
+
+
+def _padded(tasks: Sequence[Subset]) -> np.ndarray:
+    """(tasks, most classes) class numbers, -1 where a task has fewer."""
+    widest = max(map(len, tasks))
+    return np.stack([np.pad(task, (0, widest - len(task)), constant_values=-1) for task in tasks]).astype(np.int16)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

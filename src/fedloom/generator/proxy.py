@@ -1,0 +1,134 @@
+"""Public images that the predictor learns from, and tasks made of their classes.
+
+A task is a subset of classes. Some classes are held out: no task of the predictor has one, so what it says about tasks of theirs is a
+test of it. Some images of every class are kept from all training: they score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core.client_site import Examples
+from fedloom.core.errors import InvalidConfig, InvalidData
+from fedloom.core.seeds import rng
+from fedloom.core.settings import setting
+from fedloom.data.readers import Dataset, Pool
+from fedloom.spaces.base import ImageShape
+from fedloom.training.local import Pixels
+
+Subset = npt.NDArray[np.int64]  # class numbers
+
+
+@dataclass(frozen=True)
+class ProxySettings:
+    image_size: int = setting(32, "side in pixels that larger images are averaged down to", low=8)
+    reserved: int = setting(100, "training images per class that score and train nothing; the test pool's join them", low=0)
+    held_out: float = setting(0.2, "share of the classes that the predictor never sees", low=0.05, high=0.8)
+    tasks: int = setting(1200, "class subsets to score architectures on", low=3)
+    held_out_tasks: int = setting(120, "class subsets of the held-out classes", low=3)
+    task_sizes: tuple[int, ...] = setting((5, 10, 20), "classes in a task, in turn", low=2)
+    alike: float = setting(0.5, "share of tasks whose classes look alike, instead of random ones", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """The images of a public data set by their use, on the training device."""
+
+    name: str
+    train: Examples  # supernet, features, and what tasks look like
+    scoring: Tensor  # (classes, images, channels, side, side) uint8, never trained on
+    pixels: Pixels
+    shown: Subset  # classes that the predictor may see
+    held_out: Subset
+
+    @property
+    def image(self) -> ImageShape:
+        return ImageShape(self.scoring.shape[2], self.scoring.shape[-1], len(self.scoring))
+
+    @property
+    def scoring_labels(self) -> Tensor:
+        classes, images = self.scoring.shape[:2]
+        return torch.arange(classes, device=self.scoring.device).repeat_interleave(images)
+
+
+def make_proxy(dataset: Dataset, settings: ProxySettings, device: torch.device) -> Proxy:
+    if not settings.task_sizes:
+        raise InvalidConfig("proxy.task_sizes is empty. Name at least one number of classes, such as [5]", key="proxy.task_sizes")
+    classes = len(dataset.classes)
+    train, test = (_smaller(pool, settings.image_size) for pool in (dataset.train, dataset.test))
+    kept, scoring = [], []
+    for label in range(classes):
+        own = rng("reserved", dataset.name, label).permutation(np.flatnonzero(dataset.train.labels == label))
+        if len(own) <= settings.reserved:
+            raise InvalidData(
+                f"{dataset.name} has {len(own)} training images of {dataset.classes[label]!r}: reserve fewer than that, "
+                f"not {settings.reserved} (proxy.reserved)",
+            )
+        kept.append(own[settings.reserved :])
+        scoring.append(torch.cat([train[own[: settings.reserved]], test[np.flatnonzero(dataset.test.labels == label)]]))
+    fewest = min(map(len, scoring))
+    if fewest < 2:
+        raise InvalidData(f"{dataset.name} leaves fewer than two images of a class to score with. Raise proxy.reserved")
+    order = rng("held-out classes", dataset.name).permutation(classes)
+    held_out = max(2, round(settings.held_out * classes))
+    if classes - held_out < 2:
+        cure = "Lower proxy.held_out" if classes > 3 else "Use data of at least four"
+        raise InvalidData(f"{dataset.name} has {classes} classes, too few to hold {held_out} out and show at least two. {cure}")
+    rows = np.concatenate(kept)
+    return Proxy(
+        name=dataset.name,
+        train=Examples(train[rows].to(device), torch.from_numpy(dataset.train.labels[rows]).to(device)),
+        scoring=torch.stack([part[:fewest] for part in scoring]).to(device),
+        pixels=Pixels(dataset.mean, dataset.std),
+        shown=np.sort(order[held_out:]),
+        held_out=np.sort(order[:held_out]),
+    )
+
+
+def _smaller(pool: Pool, side: int) -> Tensor:
+    """The pool's images, averaged down to this side where they are larger."""
+    images = torch.from_numpy(pool.images)
+    if images.shape[-1] <= side:
+        return images
+    parts = [F.interpolate(part.float(), size=(side, side), mode="area").round().byte() for part in images.split(4096)]
+    return torch.cat(parts)
+
+
+# -- tasks ---------------------------------------------------------------------------
+def draw_tasks(
+    settings: ProxySettings, classes: Subset, count: int, likeness: npt.NDArray[np.float64], draw: np.random.Generator
+) -> list[Subset]:
+    """Subsets of these classes, sizes in turn; likeness: (all classes, all classes), larger is more alike."""
+    tasks = []
+    for number in range(count):
+        size = min(settings.task_sizes[number % len(settings.task_sizes)], len(classes))
+        if draw.random() < settings.alike:  # a class and those most like it, out of twice as many as needed
+            nearest = classes[np.argsort(-likeness[draw.choice(classes), classes], kind="stable")][: 2 * size]
+            subset = np.concatenate([nearest[:1], draw.choice(nearest[1:], size - 1, replace=False)])
+        else:
+            subset = draw.choice(classes, size, replace=False)
+        tasks.append(np.sort(subset))
+    return tasks
+
+
+def class_likeness(features: Tensor, labels: Tensor, classes: int) -> npt.NDArray[np.float64]:
+    """(classes, classes) cosine between mean features, centred."""
+    means = torch.stack([features[labels == label].mean(0) for label in range(classes)])
+    unit = F.normalize(means - means.mean(0), dim=1)
+    return (unit @ unit.T).double().cpu().numpy()
+
+
+def subset_accuracies(logits: Tensor, subsets: Tensor) -> Tensor:
+    """Accuracy on tasks of one size, told apart among their own classes only.
+
+    logits: (classes, images, classes) of the images of every class; subsets: (tasks, size) class numbers -> (tasks,).
+    """
+    images, own = torch.arange(logits.shape[1], device=logits.device), torch.arange(subsets.shape[1], device=logits.device)
+    part = logits[subsets[:, :, None, None], images[:, None], subsets[:, None, None, :]]  # (tasks, size, images, size)
+    return (part.argmax(-1) == own[:, None]).float().mean((1, 2))
