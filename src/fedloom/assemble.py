@@ -6,7 +6,7 @@ import json
 import platform
 import subprocess
 import zlib
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 import fedloom
-from fedloom.config import Settings, from_table, read_toml, to_toml
+from fedloom.config import Settings, from_run, read_toml, to_toml
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
+from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, LedgerEntry, RunResult
 from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split
@@ -49,13 +50,39 @@ def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
 
 def resume_run(folder: Path, watcher: Watcher) -> RunResult:
     """Continue a stopped run; a finished one gives its result again."""
+    return _execute(_saved_settings(folder), Store(folder), watcher, resumed=True)
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """The parts of a run, rebuilt from its folder to look at: nothing is written."""
+
+    settings: Settings
+    bench: Bench
+    method: Method[Any]
+    federation: Federation
+    store: Store
+    finished: bool
+
+
+def reopen_run(folder: Path) -> Reopened:
+    settings, store = _saved_settings(folder), Store(folder)
+    dataset = read(settings.data)
+    bench = make_bench(settings, dataset, _device(settings))
+    if settings.weights:
+        bench, _ = _with_weights(bench, folder / "state" / "weights.safetensors", settings.weights)
+    method = METHODS[settings.method].make(settings.components[settings.method], bench)
+    federation = Federation(dataset, _saved_split(store, settings, dataset), bench.device)
+    return Reopened(settings, bench, method, federation, store, finished=_so_far(store)[1])
+
+
+def _saved_settings(folder: Path) -> Settings:
     if not (folder / "config.toml").exists():
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
     try:
-        settings = from_table(read_toml(folder / "config.toml"))
+        return from_run(read_toml(folder / "config.toml"))
     except InvalidConfig as error:
         raise DamagedRun(f"{folder / 'config.toml'} is damaged: {error}", folder=str(folder)) from error
-    return _execute(settings, Store(folder), watcher, resumed=True)
 
 
 def _refuse_used(folder: Path) -> None:
@@ -169,9 +196,16 @@ def _device(settings: Settings) -> torch.device:
     inline = settings.components["inline"]
     if inline.threads:
         torch.set_num_threads(inline.threads)
-    if inline.device == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfig("inline.device is cuda, but torch finds no GPU. Use inline.device=cpu")
-    return torch.device("cuda" if inline.device != "cpu" and torch.cuda.is_available() else "cpu")
+    return usable_device(inline.device, "inline.device")
+
+
+def usable_device(wanted: str, key: str = "device") -> torch.device:
+    """wanted: auto, cpu or cuda."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise InvalidConfig(f"{key} must be auto, cpu or cuda, got {wanted!r}", key=key)
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig(f"{key} is cuda, but torch finds no GPU. Use {key}=cpu", key=key)
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _fingerprint(dataset: Dataset) -> dict[str, Any]:

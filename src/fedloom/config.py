@@ -64,10 +64,15 @@ def component_types() -> dict[str, type]:
 # -- reading ------------------------------------------------------------------
 def load(source: str | None, overrides: Sequence[str] = ()) -> Settings:
     """Settings from a preset's name or a TOML file, with overrides on top."""
-    table = _read_source(source) if source else {}
+    return from_table(table_of(overrides, _read_source(source) if source else {}))
+
+
+def table_of(overrides: Sequence[str], table: dict[str, Any] | None = None) -> dict[str, Any]:
+    """``key=value`` overrides as a table, laid over another one."""
+    table = table or {}
     for override in overrides:
         _apply_override(table, override)
-    return from_table(table)
+    return table
 
 
 def from_table(table: Mapping[str, Any]) -> Settings:
@@ -77,11 +82,19 @@ def from_table(table: Mapping[str, Any]) -> Settings:
     for key in own:
         if key not in known:
             raise InvalidConfig(f"Unknown key {key!r}. {did_you_mean(key, [*known, *components])}", key=key)
-    settings = _fill(Settings, own, "")
-    made = {name: _fill(kind, table.get(name, {}), name) for name, kind in components.items()}
+    settings = fill(Settings, own, "")
+    made = {name: fill(kind, table.get(name, {}), name) for name, kind in components.items()}
     settings = Settings(**{**{name: getattr(settings, name) for name in known}, "components": made})
     _check_names(settings)
     return settings
+
+
+def from_run(table: Mapping[str, Any]) -> Settings:
+    """The settings that a run folder keeps. Before there were a surrogate and a generator, ``perfedsde.archive`` was the archive's size."""
+    known = table.get("perfedsde", {})
+    if isinstance(known, Mapping) and type(known.get("archive")) is int:
+        table = {**table, "perfedsde": {"surrogate": "none", **known, "archive": True, "archive_size": known["archive"]}}
+    return from_table(table)
 
 
 def _check_names(settings: Settings) -> None:
@@ -100,14 +113,34 @@ def presets() -> dict[str, str]:
     return {name: text.partition("\n")[0].lstrip("# ") for name, text in sorted(found.items())}
 
 
-def _read_source(source: str) -> dict[str, Any]:
+def _read_source(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A preset or file as a table, laid over its ``base`` if it names one: another preset, or a file beside it.
+
+    above: the sources that are being laid over this one.
+    """
+    if Path(source).resolve() in [Path(name).resolve() for name in above]:
+        raise InvalidConfig(f"{' -> '.join([*above, source])}: base leads back to {source}. One of them must do without", source=source)
     if source in presets():
-        return tomllib.loads((resources.files("fedloom") / "presets" / f"{source}.toml").read_text())
-    path = Path(source)
-    if path.suffix != ".toml":
+        table, folder = tomllib.loads((resources.files("fedloom") / "presets" / f"{source}.toml").read_text()), Path()
+    elif source.endswith(".toml"):
+        table, folder = read_toml(Path(source)), Path(source).parent
+    else:
+        named = f"{above[-1]}: base is {source!r}. " if above else ""
         hint = did_you_mean(source, list(presets()))
-        raise InvalidConfig(f"There is no preset named {source!r}, and a settings file ends in .toml. {hint}", source=source)
-    return read_toml(path)
+        raise InvalidConfig(f"{named}There is no preset named {source!r}, and a settings file ends in .toml. {hint}", source=source)
+    base = table.pop("base", None)
+    if base is None:
+        return table
+    if not isinstance(base, str):
+        raise InvalidConfig(f"{source}: base must be the name of a preset or a .toml file, got {base!r}", key="base")
+    below = base if base in presets() or not base.endswith(".toml") else str(folder / base)
+    return _laid_over(_read_source(below, (*above, source)), table)
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """The settings of both, those above winning; tables are merged."""
+    tables = [name for name in above if isinstance(above[name], dict) and isinstance(below.get(name), dict)]
+    return {**below, **above, **{name: _laid_over(below[name], above[name]) for name in tables}}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -137,7 +170,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
     table[leaf] = parsed["value"]
 
 
-def _fill(kind: type, table: Any, where: str) -> Any:
+def fill(kind: type, table: Any, where: str = "") -> Any:
     """A settings dataclass from a table, every value checked."""
     if not isinstance(table, Mapping):
         raise InvalidConfig(f"{where} is a table of settings, not a value; write {where}.KEY=VALUE", key=where)
@@ -149,7 +182,7 @@ def _fill(kind: type, table: Any, where: str) -> Any:
         if key not in known:
             raise InvalidConfig(f"Unknown key {full!r}. {did_you_mean(key, list(known))}", key=full)
         if is_dataclass(hints[key]):
-            values[key] = _fill(hints[key], value, full)
+            values[key] = fill(hints[key], value, full)
         else:
             values[key] = _checked(full, value, hints[key], known[key].metadata)
     return kind(**values)
@@ -216,16 +249,16 @@ def _toml(value: Any) -> str:
 
 def explain() -> Iterator[tuple[str, str, str]]:
     """(key, default, meaning) of every setting there is."""
-    yield from _explain(Settings, "")
+    yield from explain_table(Settings, "")
     for name, kind in sorted(component_types().items()):
-        yield from _explain(kind, f"{name}.")
+        yield from explain_table(kind, f"{name}.")
 
 
-def _explain(kind: type, prefix: str) -> Iterator[tuple[str, str, str]]:
+def explain_table(kind: type, prefix: str) -> Iterator[tuple[str, str, str]]:
     hints = get_type_hints(kind)
     for item in fields(kind):
         if is_dataclass(hints[item.name]):
-            yield from _explain(hints[item.name], f"{prefix}{item.name}.")
+            yield from explain_table(hints[item.name], f"{prefix}{item.name}.")
         elif "meaning" in item.metadata:
             choices = item.metadata["choices"]
             meaning = item.metadata["meaning"] + (f" ({' | '.join(choices)})" if choices else "")

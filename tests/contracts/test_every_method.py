@@ -28,10 +28,11 @@ from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 from fedloom.training.bench import Bench
+from generators import fake_generator
 
 SEED = 5
 # Used where a method has a setting of that name.
-SMALL = {"architecture": "smallest", "epochs": 1, "iterations": 2, "population": 5, "archive": 2, "offspring": 2}
+SMALL = {"architecture": "smallest", "epochs": 1, "iterations": 2, "population": 5, "archive_size": 2, "offspring": 2, "candidates": 6}
 TRAINING = {
     "epochs": 1,
     "batch": 8,
@@ -112,7 +113,8 @@ def world(request: pytest.FixtureRequest, federation: Federation) -> World:
     settings = from_table(table)
     bench = make_bench(settings, federation.dataset, torch.device("cpu"))
     method = entry.make(settings.components[entry.name], bench)
-    state = method.start(SEED)
+    with fake_generator():  # kept by the method; fast, and there is one for every space
+        state = method.start(SEED)
     instructions = [] if method.finished(state) else method.plan(state, federation.names)
     made = World(method, bench, federation, state, instructions, [])
     made.answers = [made.answer_once(instruction) for instruction in instructions]

@@ -62,7 +62,7 @@ def test_run_and_resume(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, spac
 def test_masked_search(fedloom_: Fedloom, tiny_file: Path, space: str, sampling: str) -> None:
     """The search of the sliced execution, up to rounding; and the same every time."""
     # One architecture per client until its first training is over: rounding cannot change what is drawn from it.
-    one = ("perfedsde.population=1", "perfedsde.archive=1", "perfedsde.offspring=1", "rounds=1", "clients=2", "participants=1")
+    one = ("perfedsde.population=1", "perfedsde.archive_size=1", "perfedsde.offspring=1", "rounds=1", "clients=2", "participants=1")
     found = {}
     for folder, execution in (("sliced", "sliced"), ("masked", "masked"), ("again", "masked")):
         changes = (f"training.execution={execution}", f"perfedsde.sampling={sampling}", f"run.folder={folder}")

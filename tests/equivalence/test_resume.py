@@ -182,6 +182,14 @@ def test_perfedsde_killed_between_checkpoints(record: Callable[..., Recorded], c
     check_steps(run, range(1, len(run.steps), 4), content, nobody)
 
 
+@pytest.mark.parametrize("source", ["evolution", "random"])
+def test_perfedsde_with_other_candidates_killed_at_some_steps(
+    record: Callable[..., Recorded], content: Content, nobody: Watcher, source: str
+) -> None:
+    run = record("clients=2", f"perfedsde.generator={source}", "perfedsde.surrogate=none")
+    check_steps(run, range(3, len(run.steps), 9), content, nobody)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_other_methods_killed_at_some_steps(record: Callable[..., Recorded], content: Content, nobody: Watcher, method: str) -> None:
     run = record(f"method={method}", "run.checkpoint_every=2", "rounds=3")

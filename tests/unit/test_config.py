@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from fedloom import config
-from fedloom.config import Settings, component_types, explain, from_table, load, presets, read_toml, to_toml
+from fedloom.config import Settings, component_types, explain, from_run, from_table, load, presets, read_toml, to_toml
 from fedloom.core.errors import InvalidConfig
 
 
@@ -171,6 +171,76 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 def test_a_name_that_is_no_preset() -> None:
     message = str(refused(source="quickstrt"))
     assert "There is no preset named 'quickstrt'" in message and "Did you mean 'quickstart'?" in message and ".toml" in message
+
+
+# -- settings laid over others ---------------------------------------------------------
+
+
+def test_a_base_gives_what_a_file_does_not_say(tmp_path: Path) -> None:
+    write(tmp_path / "low.toml", "rounds = 3\nclients = 9\n[training]\nrate = 0.2\nbatch = 7\n[perfedsde]\noffspring = 3\n")
+    source = write(tmp_path / "high.toml", 'base = "low.toml"\nrounds = 4\n[training]\nrate = 0.3\n[local]\nepochs = 2\n')
+    settings = load(source, ["training.batch=8"])
+    assert (settings.rounds, settings.clients, settings.training.rate, settings.training.batch) == (4, 9, 0.3, 8)
+    assert (settings.components["perfedsde"].offspring, settings.components["local"].epochs) == (3, 2)
+    assert round_trip(settings) == settings and "base" not in tomllib.loads(to_toml(settings))
+
+
+def test_a_base_may_be_a_preset_and_have_a_base_itself(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder" / "low.toml", 'base = "quickstart"\nrounds = 5\n')
+    settings, preset = load(write(tmp_path / "high.toml", 'base = "folder/low.toml"\nseed = 6\n')), load("quickstart")
+    assert settings == replace(preset, rounds=5, seed=6)
+
+
+def test_a_file_that_says_nothing_is_its_base(tmp_path: Path) -> None:
+    assert load(write(tmp_path / "mine.toml", 'base = "cifar10-control"\n')) == load("cifar10-control")
+
+
+@pytest.mark.parametrize(("high", "low"), [("high.toml", "low.toml"), ("../{0}/high.toml", "../{0}/low.toml"), ("./high.toml", "low.toml")])
+def test_a_base_that_leads_back(tmp_path: Path, high: str, low: str) -> None:
+    source = write(tmp_path / "high.toml", f'base = "{low.format(tmp_path.name)}"\n')
+    write(tmp_path / "low.toml", f'base = "{high.format(tmp_path.name)}"\n')
+    message = str(refused(source=source))
+    assert "base leads back to" in message and "high.toml" in message and "low.toml" in message
+
+
+def test_a_file_that_is_its_own_base(tmp_path: Path) -> None:
+    assert "base leads back to" in str(refused(source=write(tmp_path / "mine.toml", 'base = "mine.toml"\n')))
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ('"quickstrt"', ("mine.toml: base is 'quickstrt'", "There is no preset named", "Did you mean 'quickstart'?")),
+        ('"no.toml"', ("There is no file", "no.toml")),
+        ("3", ("mine.toml: base must be the name of a preset or a .toml file, got 3",)),
+        ('["quickstart"]', ("base must be the name of a preset or a .toml file",)),
+    ],
+)
+def test_a_base_that_cannot_be(tmp_path: Path, base: str, words: tuple[str, ...]) -> None:
+    message = str(refused(source=write(tmp_path / "mine.toml", f"base = {base}\n")))
+    assert all(word in message for word in words), message
+
+
+def test_a_base_belongs_in_a_file() -> None:
+    assert "Unknown key 'base'" in str(refused("base=quickstart"))
+
+
+def test_a_value_and_a_table_do_not_mix(tmp_path: Path) -> None:
+    write(tmp_path / "low.toml", "[training]\nrate = 0.2\n")
+    assert "training is a table" in str(refused(source=write(tmp_path / "high.toml", 'base = "low.toml"\ntraining = 3\n')))
+
+
+# -- settings of older run folders ----------------------------------------------------------
+
+
+def test_a_run_folder_of_before_the_generator_keeps_its_meaning() -> None:
+    old = from_run({"method": "perfedsde", "perfedsde": {"generator": "evolution", "archive": 7, "offspring": 3}}).components["perfedsde"]
+    assert (old.generator, old.surrogate, old.archive, old.archive_size, old.offspring) == ("evolution", "none", True, 7, 3)
+    new = load(None, ["perfedsde.archive=false", "perfedsde.generator=random"])
+    assert from_run(tomllib.loads(to_toml(new))) == new
+    with pytest.raises(InvalidConfig, match="perfedsde is a table"):
+        from_run({"perfedsde": 3})
 
 
 # -- files that settings are written to -----------------------------------------------

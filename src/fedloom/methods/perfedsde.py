@@ -1,12 +1,15 @@
 """PerFedSDE-NAS (Liao et al., supplement Algorithm 1): every client searches its own architecture on its own data.
 
 A client keeps a population of architectures. At each participation it re-scores them with the received supernet, then repeats:
-draw offspring, train the supernet for one epoch on an archive of its best architectures, score the offspring, keep the best. Only
-the supernet's update, which entries it trained and the number of examples leave; architectures and scores do not. The update and
-its coverage do show the outline of the archive to the server.
+fit a surrogate to the population, let it pick offspring among candidates that a diffusion model draws for the client's own data,
+train the supernet for one epoch on an archive of its best architectures, score the offspring, keep the best. Only the supernet's
+update, which entries it trained and the number of examples leave; architectures and scores do not. The update and its coverage do
+show the outline of the archive to the server.
 
-Deviations and decisions: scores come from validation data (``protocol = paper`` uses test data as the paper did); parents are drawn
-uniformly from the population; Eq. 5 is ``averaging = coverage``; normalisation statistics are measured at each client, never averaged.
+Deviations and decisions: scores come from validation data (``protocol = paper`` uses test data as the paper did); the candidates of
+all iterations are drawn in one batch, which changes nothing, because neither the generator nor the client's data do; parents are
+drawn uniformly from the population; Eq. 5 is ``averaging = coverage``; normalisation statistics are measured at each client, never
+averaged.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
-from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest, Upload
@@ -25,28 +28,46 @@ from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, fr
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
+from fedloom.generator.candidates import Candidates, drawn_beside
+from fedloom.generator.generator import AnyGenerator
+from fedloom.generator.shelf import load_generator
 from fedloom.maths.averaging import AVERAGING
+from fedloom.maths.samplers import SAMPLERS
 from fedloom.methods.base import METHODS
+from fedloom.supernets.base import Weights
+from fedloom.surrogates.base import SURROGATES
 from fedloom.training.bench import Bench
 from fedloom.training.local import one_of
 from fedloom.training.scoring import Scored, best_first
 
-PATIENCE = 100  # known architectures drawn in a row before a crowded neighbourhood is left
-
 
 @dataclass(frozen=True)
 class PerFedSDESettings:
-    generator: str = setting("evolution", "where candidates come from: crossover and mutation of the population", choices=("evolution",))
+    generator: str = setting(
+        "diffusion",
+        "where candidates come from: the diffusion model guided by the client's data, crossover and mutation of its population, or chance",
+        choices=("diffusion", "evolution", "random"),
+    )
+    surrogate: str = setting(
+        "rbf", "what picks the offspring among the candidates; none makes no more than are scored", choices=(*SURROGATES, "none")
+    )
     iterations: int = setting(5, "search iterations per participation, one epoch of supernet training each", low=1)
     population: int = setting(0, "architectures a client keeps; 0 is three times the number of genes", low=0)
-    archive: int = setting(10, "best architectures that the supernet is trained on", low=1)
+    candidates: int = setting(100, "architectures per iteration among which the surrogate picks; never fewer than offspring", low=1)
+    offspring: int = setting(10, "new architectures scored per iteration", low=1)
+    guidance: float = setting(-1.0, "strength of the client's data in the diffusion model; 0 is none, -1 the model's own", low=-1)
+    sampler: str = setting("", f"how the diffusion model draws: {', '.join(SAMPLERS)}; empty is the model's own")
+    steps: int = setting(0, "steps of the sampler; 0 is its own number", low=0)
+    generator_file: str = setting("", "trained diffusion model, a file written by pretrain; empty is the one that comes with fedloom")
+    features: str = setting("", "weights of the image features that generator_file was trained with; empty is those beside it or fedloom's")
+    archive: bool = setting(True, "train the supernet on the best of the population; false is on all of it")
+    archive_size: int = setting(10, "archive: how many of the best", low=1)
     sampling: str = setting(
         "archive",
         "what a step trains: one of the archive, or random subnets that together use every choice (FairNAS)",
         choices=("archive", "fair"),
     )
-    offspring: int = setting(10, "new architectures scored per iteration", low=1)
-    mutation: float = setting(0.1, "probability that a gene of a child is redrawn", low=0, high=1)
+    mutation: float = setting(0.1, "evolution: probability that a gene of a child is redrawn", low=0, high=1)
     averaging: str = setting("coverage", "how updates are combined", choices=tuple(AVERAGING))
 
 
@@ -76,6 +97,8 @@ class PerFedSDE:
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> PerFedSDEState:
+        if self.settings.generator == "diffusion":
+            _ = self._generator  # a missing or foreign file shows before the first round
         return PerFedSDEState(0, seed, frozen(self.bench.initial_supernet(seed)))
 
     def plan(self, state: PerFedSDEState, clients: Sequence[str]) -> list[Instruction]:
@@ -104,13 +127,16 @@ class PerFedSDE:
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
         weights = self.bench.tensors(instruction.arrays["weights"])
         known = self._inherit(site)
-        first = known or self._random_population(instruction.seed)
-        population = self._score(site, weights, first)  # best first
-        if instruction.action == FINISH:
-            return self._settle(instruction, site, weights, population, new=not known)
-        return self._search(instruction, site, weights, population)
+        final = instruction.action == FINISH
+        candidates = None if final and known else self._candidates(instruction, site)
+        population = self._score(site, weights, known or self._random_population(instruction.seed), "rescore")  # best first
+        if final or candidates is None:
+            return self._settle(instruction, site, weights, population, candidates)
+        return self._search(instruction, site, weights, population, candidates)
 
-    def _search(self, instruction: Instruction, site: ClientSite, weights: dict[str, Tensor], population: list[Scored]) -> Answer:
+    def _search(
+        self, instruction: Instruction, site: ClientSite, weights: Weights, population: list[Scored], candidates: Candidates
+    ) -> Answer:
         """Algorithm 1, lines 8-23: search and supernet training in turn."""
         bench, settings = self.bench, self.settings
         received, size = weights, len(population)
@@ -119,15 +145,15 @@ class PerFedSDE:
         macs, scored = 0, size
         for iteration, rate in enumerate(rates):
             draw = rng(instruction.seed, "iteration", iteration)
-            with site.clock("generate"):
-                children = self._offspring([member.architecture for member in population], draw)
+            offspring = candidates.choose(population, draw)
             with site.clock("train"):
-                archive = [member.architecture for member in population[: settings.archive]]
+                archive = [member.architecture for member in population[: settings.archive_size if settings.archive else size]]
                 subnets = bench.space.fair if settings.sampling == "fair" else one_of(archive)
                 trained = bench.trainer.train_supernet(weights, subnets, site.data.train, [rate], draw)
                 weights, macs, steps = trained.weights, macs + trained.macs, steps + trained.steps
-            population = best_first([*population, *self._score(site, weights, children)])[:size]
-            scored += len(children)
+            new = self._score(site, weights, offspring)
+            candidates.compare(new)
+            population, scored = best_first([*population, *new])[:size], scored + len(new)
         best = population[0].architecture
         with site.clock("train"):
             update = bench.arrays({name: tensor - received[name] for name, tensor in weights.items()})
@@ -138,7 +164,11 @@ class PerFedSDE:
             diary,
             evaluated_architectures=scored,
             peak_memory_mb=max(bench.training_memory_mb(a, stored, len(site.data.train)) for a in steps),
-            notes={"covered_share": _covered_share(coverage, update), "best_score": population[0].score.accuracy},
+            notes={
+                "covered_share": _covered_share(coverage, update),
+                "best_score": population[0].score.accuracy,
+                **self._notes(candidates),
+            },
         )
         facts = {"examples": len(site.data.train)}
         arrays = {name: group for name, group in (("update", update), ("coverage", coverage)) if name in self.uploads}
@@ -146,18 +176,58 @@ class PerFedSDE:
         return Answer(report, self._remember(population), diary)
 
     def _settle(
-        self, instruction: Instruction, site: ClientSite, weights: dict[str, Tensor], population: list[Scored], new: bool
+        self, instruction: Instruction, site: ClientSite, weights: Weights, population: list[Scored], candidates: Candidates | None
     ) -> Answer:
         """The final participation. A client that never took part searches first, with the supernet as it is."""
         size = scored = len(population)
-        for iteration in range(self.settings.iterations if new else 0):
-            children = self._offspring([m.architecture for m in population], rng(instruction.seed, "iteration", iteration))
-            population = best_first([*population, *self._score(site, weights, children)])[:size]
-            scored += len(children)
+        if candidates:
+            for iteration in range(self.settings.iterations):
+                new = self._score(site, weights, candidates.choose(population, rng(instruction.seed, "iteration", iteration)))
+                candidates.compare(new)
+                population, scored = best_first([*population, *new])[:size], scored + len(new)
         best = population[0].architecture
         model, diary = self.bench.personalise(site, best, self.bench.supernet.plain(weights, best), instruction.seed)
-        diary = replace(diary, evaluated_architectures=scored)
+        diary = replace(diary, evaluated_architectures=scored, notes=self._notes(candidates) if candidates else {})
         return Answer(Report(instruction.client, instruction.round), self._remember(population), diary, model)
+
+    # -- candidates -------------------------------------------------------------
+    @cached_property
+    def _generator(self) -> AnyGenerator:
+        """Loaded by those who use it, once."""
+        own, bench = self.settings, self.bench
+        return load_generator(bench.supernet.space, own.generator_file, own.features, bench.device, own.sampler, own.steps)
+
+    def _candidates(self, instruction: Instruction, site: ClientSite) -> Candidates:
+        """Those of one participation. The diffusion model draws for all iterations at once: it is frozen and so are the client's data,
+        so this equals a draw in each iteration. A GPU draws while it scores the population."""
+        settings, device = self.settings, self.bench.device
+        candidates = Candidates(
+            space=self.bench.space,
+            source=settings.generator,
+            surrogate=settings.surrogate,
+            offspring=settings.offspring,
+            count=settings.candidates,
+            mutation=settings.mutation,
+            clock=site.clock,
+        )
+        if settings.generator != "diffusion":
+            return candidates
+        train, strength = site.data.train, None if settings.guidance < 0 else settings.guidance
+        with site.clock("generate"):
+            task = self._generator.task(train.images, train.labels) if strength != 0 else None
+        draw = partial(self._generator.draw, task=task, strength=strength)
+
+        def all_iterations() -> list[Architecture]:
+            with site.clock("generate"):
+                return draw(settings.iterations * candidates.per_iteration, rng(instruction.seed, "generator"))
+
+        pool = drawn_beside(all_iterations, device) if device.type == "cuda" else all_iterations
+        return replace(candidates, draw=draw, pool=pool)
+
+    def _notes(self, candidates: Candidates) -> dict[str, float]:
+        if self.settings.generator != "diffusion":
+            return candidates.notes
+        return {**candidates.notes, "guided": float(self._generator.guided and self.settings.guidance != 0)}
 
     # -- population -------------------------------------------------------------
     def _random_population(self, seed: int) -> list[Architecture]:
@@ -173,31 +243,8 @@ class PerFedSDE:
     def _remember(self, population: list[Scored]) -> ClientMemory:
         return ClientMemory({"population": np.array([member.architecture.choices for member in population], np.uint8)})
 
-    def _offspring(self, parents: Sequence[Architecture], draw: np.random.Generator) -> list[Architecture]:
-        """Children of two parents each, neither in the population nor twice; random ones where the neighbourhood is exhausted,
-        and fewer than wanted where everything is."""
-        space, wanted = self.bench.space, self.settings.offspring
-
-        def child() -> Architecture:
-            first, second = draw.integers(len(parents), size=2)
-            return space.mutate(space.crossover(parents[first], parents[second], draw), draw, self.settings.mutation)
-
-        known = set(parents)
-        children: list[Architecture] = []
-        for make in (child, lambda: space.sample(draw)):
-            repeats = 0
-            while len(children) < wanted and repeats < PATIENCE:
-                architecture = make()
-                if architecture in known:
-                    repeats += 1
-                    continue
-                repeats = 0
-                known.add(architecture)
-                children.append(architecture)
-        return children
-
-    def _score(self, site: ClientSite, weights: dict[str, Tensor], architectures: Sequence[Architecture]) -> list[Scored]:
-        with site.clock("score"):
+    def _score(self, site: ClientSite, weights: Weights, architectures: Sequence[Architecture], stage: str = "score") -> list[Scored]:
+        with site.clock(stage):
             scorer, data = self.bench.scorer, site.data
             return best_first(scorer.score_subnets(weights, architectures, self.bench.selecting(data), data.train))
 
