@@ -15,7 +15,7 @@ TEST_READY := $(VENV)/ready-to-test
 .NOTPARALLEL:
 
 help:
-	@echo 'make run     a small federation on this machine, from nothing to its result, in minutes'
+	@echo 'make run     a small federation on this machine, three methods side by side, from nothing to their results, in minutes'
 	@echo 'make test    lint, types, import rules and all tests but slow, gpu and network (what CI runs)'
 	@echo 'make check   the inner loop: lint, types, import rules, tests/unit and tests/properties'
 	@echo 'make slow    the tests marked slow'
@@ -25,7 +25,7 @@ help:
 	@echo 'PYTHON=python3.12 chooses the interpreter, WORKERS=4 the number of test processes.'
 
 run: $(RUN_READY)
-	$(BIN)/fedloom run quickstart
+	$(BIN)/fedloom compare quickstart --methods perfedsde,fedavg,local
 
 test: $(TEST_READY) lint
 	$(PYTEST) -q -n $(WORKERS) --dist worksteal

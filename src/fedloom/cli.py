@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 import fedloom
-from fedloom import config
+from fedloom import compare as comparison
+from fedloom import config, workshop
+from fedloom.analyses.commands import app as analyse
 from fedloom.assemble import free_folder, new_run, resume_run
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
@@ -34,9 +36,14 @@ from fedloom.exchange.predict import predict as judge
 from fedloom.exchange.predict import read_model
 from fedloom.exchange.weights import take_network
 from fedloom.files import write_file
+from fedloom.generator.pretrain import PretrainSettings, result_file
+from fedloom.maths.samplers import SAMPLERS
 from fedloom.methods.base import METHODS
+from fedloom.report.comparison import comparison_card, comparison_notes, comparison_table
 from fedloom.report.drawing import draw
 from fedloom.report.live import LiveView
+from fedloom.report.live_runs import LiveRuns
+from fedloom.report.live_stages import LiveStages
 from fedloom.report.tables import client_table, space_card, space_table, summary
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.training.latency import measure_latency
@@ -45,6 +52,7 @@ typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as he
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__
 )
+app.add_typer(analyse, name="analyse")
 console = Console()
 
 
@@ -53,20 +61,29 @@ def _settings_help() -> str:
     return "Settings (key = default, then its meaning):\n\n\b\n" + "\n".join(rows)
 
 
+def _pretrain_help() -> str:
+    rows = [f"{key} = {default}\n      {meaning}" for key, default, meaning in config.explain_table(PretrainSettings, "")]
+    return "Settings (key = default, then its meaning), besides data.* and those of the space:\n\n\b\n" + "\n".join(rows)
+
+
 @app.command(epilog=_settings_help())
 def run(
     source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; quickstart if nothing is said")] = "",
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings that win over the file's")] = None,
 ) -> None:
     """Run a federation on this machine."""
-    changes = list(overrides or [])
-    if "=" in source and not os.path.isfile(source):  # `fedloom run method=fedavg` changes the quickstart
-        changes, source = [source, *changes], ""
-    source = source or "quickstart"
+    source, changes = _source(source, overrides)
     settings = config.load(source, changes)
     folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
     start = f", from the weights in {settings.weights}" if settings.weights else ""
     _watch(folder, f"{settings.method} on {settings.data.name}, into {folder}{start}", lambda view: new_run(settings, folder, view))
+
+
+def _source(source: str, overrides: list[str] | None) -> tuple[str, list[str]]:
+    """The preset or file, and what is to be changed: `fedloom run method=fedavg` changes the quickstart."""
+    if "=" in source and not os.path.isfile(source):
+        return "quickstart", [source, *(overrides or [])]
+    return source or "quickstart", list(overrides or [])
 
 
 @app.command()
@@ -87,6 +104,50 @@ def _watch(folder: Path, title: str, work: Callable[[LiveView], RunResult]) -> N
     if "weights" in result.environment:
         _print(f"It began with {result.environment['weights']}")
     _print(f"The result is in {folder}/result.json, the personal models in {folder}/clients/")
+
+
+@app.command()
+def compare(
+    methods: Annotated[str, typer.Option(help="which methods, such as perfedsde,fedavg,local; each is compared to the first")],
+    source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; quickstart if nothing is said")] = "",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of all methods; seed is the first seed")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="how many seeds, each with a split of its own")] = 1,
+    jobs: Annotated[int, typer.Option(min=0, help="how many runs at a time; 0 is one per core, or one if there is a GPU")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Run several methods on the same splits and compare them client by client.
+
+    Every method and seed is an ordinary run, in runs/compare-NAME/METHOD-SEED or run.folder/METHOD-SEED. Runs that are finished there
+    are not repeated, and stopped ones go on.
+    """
+    source, changes = _source(source, overrides)
+    jobs = jobs or comparison.usual_jobs(config.load(source, changes))
+    runs = comparison.plan(source, changes, [method.strip() for method in methods.split(",")], seeds)
+    watching = Console(stderr=True) if as_json else console
+    try:
+        with LiveRuns(watching, [run.name for run in runs]) as view:
+            failures = comparison.execute(runs, jobs, view)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped. The same command goes on from here") from None
+    results = comparison.collect(runs, failures)
+    card = comparison_card(results)
+    card["folder"] = str(runs[0].folder.parent)
+    card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
+    if as_json:
+        print(json.dumps(card, indent=2))
+    elif len(failures) < len(runs):
+        console.print(comparison_table(card))
+        _print(comparison_notes(card))
+        for warning in comparison.stale(results):
+            _print(warning)
+        _print(f"The runs are in {card['folder']}, in a folder for each method and seed")
+    if failures:
+        first = failures[0]
+        error = FedloomError(f"{len(failures)} of {len(runs)} runs failed, first {first.run.name}: {first.reason}")
+        error.exit_code = first.exit_code
+        raise error
 
 
 def _print(text: str) -> None:
@@ -116,8 +177,9 @@ def list_(
         raise InvalidConfig(f"There is no list of {what!r}. {did_you_mean(what, [*things, 'settings'])}")
     for title in [what] if what else list(things):
         console.print(f"[bold]{title}[/bold]")
+        widest = max(map(len, things[title]))
         for name, meaning in things[title].items():
-            _print(f"  {name:16} {meaning}")
+            _print(f"  {name:{widest}} {meaning}")
 
 
 @app.command()
@@ -136,6 +198,50 @@ def space(
         print(json.dumps(card, indent=2))
     else:
         console.print(space_table(card))
+
+
+@app.command(epilog=_pretrain_help())
+def pretrain(
+    name: Annotated[str, typer.Argument(metavar="SPACE", help="a search space; `fedloom list spaces` names them")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the stages, data and space")] = None,
+    folder: Annotated[Path | None, typer.Option(help="where every stage leaves its file; pretrain/SPACE if not said")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+) -> None:
+    """Train the generator of a search space and its predictor; run it again to go on where it stopped."""
+    place = folder or Path("pretrain") / name
+    work = workshop.plan(name, overrides or [])
+    try:
+        with LiveStages(console, f"a generator for {name}, into {place}") as view:
+            generator = workshop.pretrain(work, place, device, view)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped. The same command goes on with what is in {place}") from None
+    print(json.dumps(generator.facts["card"], indent=2))
+    file = result_file(place, work.settings.model)
+    _print(f"The generator is {file}; use it with perfedsde.generator_file={file}")
+
+
+@app.command()
+def generate(
+    name: Annotated[str, typer.Argument(metavar="SPACE", help="a search space; `fedloom list spaces` names them")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space")] = None,
+    data: Annotated[str, typer.Option(help="a folder of class folders, or a data set's name, whose images guide; nothing: unguided")] = "",
+    count: Annotated[int, typer.Option(min=1, help="how many architectures")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="of the random draws")] = 0,
+    strength: Annotated[float | None, typer.Option(min=0, help="of the guidance; the generator's own if not said")] = None,
+    sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}; the generator's own if not said")] = "",
+    steps: Annotated[int, typer.Option(min=0, help="of the sampler; its own number if not said")] = 0,
+    file: Annotated[str, typer.Option(help="a generator that `fedloom pretrain` wrote; the shipped one if not said")] = "",
+    features: Annotated[str, typer.Option(help="weights of ResNet-18, for a generator that was trained with them")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Draw architectures from the generator of a space, guided by images when data is given."""
+    generator, drawn = workshop.generate(name, overrides or [], count, seed, data, file, features, strength, sampler, steps)
+    if as_json:
+        used = None if not data else generator.strength if strength is None else strength
+        print(json.dumps({"space": name, "data": data or None, "strength": used, "architectures": [a.id for a in drawn]}, indent=2))
+        return
+    for architecture in drawn:
+        print(architecture.id)
 
 
 @app.command()

@@ -1,0 +1,238 @@
+"""Several methods on the same splits and within the same budget: every method and seed is an ordinary run, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import torch
+
+from fedloom import config
+from fedloom.assemble import environment
+from fedloom.config import Settings
+from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
+from fedloom.core.result import SCHEMA
+from fedloom.methods.base import METHODS
+from fedloom.report.live_runs import LiveRuns
+
+FEDLOOM = (sys.executable, "-m", "fedloom")
+GLANCE_SECONDS = 0.1  # between two looks at the processes
+PATIENCE_SECONDS = 10.0  # for a process that was asked to end
+PROGRESS = re.compile(r"(round \d+/\d+|personal model \d+|going on after round).*")  # what `fedloom run` says on the way
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One method at one seed, and the command that brings it to its result; none if it has one already."""
+
+    method: str
+    seed: int
+    folder: Path
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended without a result."""
+
+    run: PlannedRun
+    exit_code: int
+    reason: str
+
+
+# -- planning ---------------------------------------------------------------------
+def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int) -> list[PlannedRun]:
+    """The runs, seed by seed: in runs/compare-SOURCE/METHOD-SEED, or in run.folder/METHOD-SEED. Refuses before anything is run."""
+    if any(change.partition("=")[0].strip() == "method" for change in changes):
+        raise InvalidConfig("method=… has no place in a comparison: --methods says which methods are compared", key="method")
+    twice = [method for method in methods if methods.count(method) > 1]
+    if twice:
+        raise InvalidConfig(f"--methods names {twice[0]} twice: write each method once, such as --methods perfedsde,fedavg")
+    for method in methods:
+        METHODS[method]  # refuses what there is not
+    common = config.load(source, changes)
+    base = Path(common.run.folder) if common.run.folder else Path("runs") / f"compare-{Path(source).stem}"
+    runs = []
+    for seed in range(common.seed, common.seed + seeds):
+        for method in methods:
+            folder = base / f"{method}-{seed}"
+            own = [*changes, f"method={method}", f"seed={seed}", f"run.folder={json.dumps(str(folder), ensure_ascii=False)}"]
+            runs.append(PlannedRun(method, seed, folder, _command(source, own, folder)))
+    return runs
+
+
+def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
+    if not (folder / "config.toml").exists():
+        return (*FEDLOOM, "run", source, *changes)
+    try:
+        saved = _flat(config.from_run(config.read_toml(folder / "config.toml")))
+    except InvalidConfig as error:
+        raise DamagedRun(f"{folder} holds a run that cannot be read ({error}). Choose another run.folder", folder=str(folder)) from error
+    wanted = _flat(config.load(source, changes))
+    for key, value in wanted.items():
+        if saved[key] != value:
+            raise UnusableFolder(
+                f"{folder} holds a run with other settings: {key} is {saved[key]!r} there and {value!r} here. "
+                "Choose another run.folder, or remove that one",
+                folder=str(folder),
+                key=key,
+            )
+    return () if _finished(folder) else (*FEDLOOM, "resume", str(folder))
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    """key -> value of everything that decides a run's result; where it is kept does not, and paths are full ones, as a run saves them."""
+    table = tomllib.loads(config.to_toml(settings))
+    flat = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    flat |= {f"{name}.{key}": part for name, value in table.items() if isinstance(value, dict) for key, part in value.items()}
+    del flat["run.folder"]
+    for key in ("data.folder", "weights"):
+        flat[key] = flat[key] and str(Path(flat[key]).absolute())
+    return flat
+
+
+def usual_jobs(settings: Settings) -> int:
+    """As many processes as this one may use cores; one where they would share a GPU."""
+    gpu = settings.components["inline"].device != "cpu" and torch.cuda.is_available()
+    return 1 if gpu else usable_cores()
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+# -- running ----------------------------------------------------------------------
+@dataclass
+class Child:
+    """A run's process. Its output goes to files without a name: nothing blocks, however much it says."""
+
+    run: PlannedRun
+    threads: int
+    output: Any = field(default_factory=TemporaryFile)
+    errors: Any = field(default_factory=TemporaryFile)
+
+    def __post_init__(self) -> None:
+        surroundings = {"OMP_NUM_THREADS": str(self.threads), **os.environ}  # what the user has set wins
+        self.process = subprocess.Popen(
+            self.run.command, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors, env=surroundings
+        )
+
+    def news(self) -> str:
+        """The last it said about its progress."""
+        return next((line for line in reversed(_written(self.output)) if PROGRESS.fullmatch(line)), "")
+
+    def failure(self) -> Failure | None:
+        """Why it ended without a result, in its own words."""
+        code = self.process.returncode
+        if code == 0:
+            return None
+        last = next((line for line in reversed(_written(self.errors)) if line.strip()), "it said nothing")
+        killed = f"killed by {signal.Signals(-code).name}" if code < 0 else last.removeprefix("fedloom: ")
+        return Failure(self.run, 128 - code if code < 0 else code, killed)
+
+
+def _written(file: Any) -> list[str]:
+    """Lines so far, read without moving the place where the process writes."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace").splitlines()
+
+
+def execute(runs: Sequence[PlannedRun], jobs: int, view: LiveRuns) -> list[Failure]:
+    """Bring all runs to their results, so many at a time. One that fails does not stop the others; leaving early stops them all."""
+    for run in runs:
+        if not run.command:
+            view.end(run.name, f"finished before: {outcome(run)}")
+    waiting = [run for run in runs if run.command]
+    jobs = min(jobs, len(waiting)) or 1
+    working: list[Child] = []
+    failures: list[Failure] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes are stopped then, too
+    try:
+        while waiting or working:
+            while waiting and len(working) < jobs:
+                run = waiting.pop(0)
+                working.append(Child(run, threads=max(usable_cores() // jobs, 1)))
+                view.begin(run.name)
+            time.sleep(GLANCE_SECONDS)
+            for child in list(working):
+                view.news(child.run.name, child.news())
+                if child.process.poll() is None:
+                    continue
+                working.remove(child)
+                failure = child.failure()
+                failures += [failure] if failure else []
+                view.end(child.run.name, f"failed: {failure.reason}" if failure else outcome(child.run))
+    finally:
+        for child in working:  # a run may be stopped at any moment, and goes on from there
+            child.process.terminate()
+        for child in working:
+            try:
+                child.process.wait(PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+        signal.signal(signal.SIGTERM, before)
+    return failures
+
+
+# -- results ----------------------------------------------------------------------
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """The result of a finished run."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        return result if result["schema"] == SCHEMA and result["finished"] and result["clients"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def result_of(run: PlannedRun) -> dict[str, Any]:
+    result = _finished(run.folder)
+    if result is None:
+        raise DamagedRun(f"{run.folder}/result.json is not the result of a finished run", folder=str(run.folder))
+    return result
+
+
+def outcome(run: PlannedRun) -> str:
+    result = result_of(run)
+    return f"{result['accuracy']['mean']:.1%} ± {result['accuracy']['std']:.1%} over clients, {result['cost']['seconds']:.1f} s"
+
+
+def collect(runs: Sequence[PlannedRun], failures: Sequence[Failure]) -> dict[str, dict[int, dict[str, Any]]]:
+    """method -> seed -> result of all that have one; refused if methods had different splits at a seed."""
+    failed = {failure.run for failure in failures}
+    results: dict[str, dict[int, dict[str, Any]]] = {run.method: {} for run in runs}
+    splits: dict[int, tuple[PlannedRun, bytes]] = {}
+    for run in runs:
+        if run in failed:
+            continue
+        results[run.method][run.seed] = result_of(run)
+        split = (run.folder / "state" / "split.safetensors").read_bytes()
+        other, expected = splits.setdefault(run.seed, (run, split))
+        if split != expected:
+            raise DamagedRun(f"{other.folder} and {run.folder} have different splits, so their clients cannot be compared. Remove one")
+    return results
+
+
+def stale(results: dict[str, dict[int, dict[str, Any]]]) -> list[str]:
+    """The runs that were made by another version than this one, in words."""
+    now = environment(torch.device("cpu"))
+    return [
+        f"{method}-{seed} was made by {name} {result['environment'].get(name)}, this is {now[name]}"
+        for method, runs in results.items()
+        for seed, result in runs.items()
+        for name in ("commit", "fedloom", "torch")
+        if result["environment"].get(name) != now[name]
+    ]

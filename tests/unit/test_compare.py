@@ -1,0 +1,304 @@
+"""Several methods side by side: what is run, how it ends, what is printed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedloom import compare, config
+from fedloom.config import Settings
+from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, UnusableFolder
+from fedloom.report.comparison import comparison_card, comparison_notes, comparison_table
+from fedloom.report.live_runs import LiveRuns
+from support import Fedloom, check_refused, everything
+
+ROOT = Path(__file__).parents[2]
+# Stands for `fedloom run`: does for each METHOD-SEED what orders.json says, and leaves a result of the accuracies it names.
+STANDING_IN = """
+import json, os, sys, time
+from pathlib import Path
+given = dict(word.split("=", 1) for word in sys.argv[3:] if "=" in word)
+name = f"{given['method']}-{given['seed']}"
+folder = Path(json.loads(given["run.folder"]))
+order = json.loads(Path("orders.json").read_text()).get(name, {}) if Path("orders.json").exists() else {}
+folder.mkdir(parents=True)
+(folder / "pid").write_text(str(os.getpid()))
+while not all(list(Path().rglob(f"{other}/pid")) for other in order.get("wait_for", ())):
+    time.sleep(0.01)
+alone = len([pid for pid in Path().rglob("pid") if not (pid.parent / "result.json").exists()]) == 1
+(folder / "alone").write_text(str(alone))
+print("round 1/2: said by", name, flush=True)
+time.sleep(order.get("sleep", 0))
+if "signal" in order:
+    os.kill(os.getpid(), order["signal"])
+if "exit" in order:
+    print("Warning: something\\nfedloom: it cannot be", file=sys.stderr)
+    sys.exit(order["exit"])
+clients = [{"name": f"client-{k}", "test_accuracy": a} for k, a in enumerate(order.get("accuracies", [0.5, 0.75]))]
+result = {"schema": "fedloom.result/1", "finished": True, "clients": clients, "accuracy": {"mean": 0.625, "std": 0.125},
+          "cost": {"seconds": 1.5, "bytes_up": 2500000}, "environment": order.get("environment", {})}
+(folder / "state").mkdir()
+(folder / "state" / "split.safetensors").write_text(order.get("split", given["seed"]))
+(folder / "result.json").write_text(json.dumps(result))
+"""
+
+
+@pytest.fixture
+def orders(fedloom_: Fedloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    """Runs are stood in for, by a process that starts at once and does what it is told."""
+    (tmp_path / "standing_in.py").write_text(STANDING_IN)
+    monkeypatch.setattr(compare, "FEDLOOM", (sys.executable, "-S", str(tmp_path / "standing_in.py")))
+    return lambda given: (tmp_path / "orders.json").write_text(json.dumps(given)) and None
+
+
+# -- a real one -----------------------------------------------------------------------------------------
+
+
+def test_runs_are_ordinary_runs_made_once(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("compare", tiny_file, "--methods", "fedavg,local", "--jobs", 2)
+    shown = fedloom_(*command)
+    assert shown.code == 0, shown.err
+    base = tmp_path / "runs" / "compare-tiny"
+    results = {name: json.loads((base / name / "result.json").read_text()) for name in ("fedavg-0", "local-0")}
+    assert [result["method"] for result in results.values()] == ["fedavg", "local"]
+    assert re.search(r"^fedavg-0: round 2/2: 2 clients, accuracy", shown.out, re.MULTILINE)  # progress as `fedloom run` words it
+    for name, result in results.items():
+        assert f"{name}: {result['accuracy']['mean']:.1%} ± " in shown.out
+    assert (base / "fedavg-0/state/split.safetensors").read_bytes() == (base / "local-0/state/split.safetensors").read_bytes()
+
+    before = everything(base)
+    monkeypatch.setattr(compare, "FEDLOOM", ("false",))  # nothing is run again
+    again = fedloom_(*command, "--json")
+    assert again.code == 0 and "fedavg-0: finished before: " in again.err and everything(base) == before
+    fedavg, local = json.loads(again.out)["methods"]
+    accuracies = [{one["name"]: one["test_accuracy"] for one in result["clients"]} for result in results.values()]
+    expected = sum(accuracies[1][name] - accuracies[0][name] for name in accuracies[0]) / 3
+    assert local["difference"]["mean"] == pytest.approx(expected) and local["difference"]["pairs"] == 3 and fedavg["difference"] is None
+    assert fedavg["bytes_up"] == results["fedavg-0"]["cost"]["bytes_up"] > local["bytes_up"] == 0
+
+    refused = fedloom_(*command, "rounds=1")
+    check_refused(refused, UnusableFolder, "fedavg-0 holds a run with other settings: rounds is 2 there and 1 here", "run.folder")
+    monkeypatch.setattr(compare, "FEDLOOM", ("fedloom",))
+    (base / "local-0" / "result.json").unlink()
+    done, stopped, new = (compare.plan(str(tiny_file), [], [method], 1)[0] for method in ("fedavg", "local", "perfedsde"))
+    assert done.command == () and stopped.command == ("fedloom", "resume", "runs/compare-tiny/local-0")
+    own = ("method=perfedsde", "seed=0", 'run.folder="runs/compare-tiny/perfedsde-0"')
+    assert new.command == ("fedloom", "run", str(tiny_file), *own)
+    (base / "local-0" / "config.toml").write_text("rounds = many")
+    check_refused(fedloom_(*command), DamagedRun, "local-0 holds a run that cannot be read", "Choose another run.folder")
+
+
+# -- which runs -------------------------------------------------------------------------------------------
+
+
+def test_seeds_and_folder_are_settings(tiny_file: Path) -> None:
+    runs = compare.plan(str(tiny_file), ["seed=7", "run.folder=mine", "rounds=1"], ["local", "fedavg"], 2)
+    assert [(run.method, run.seed, run.name) for run in runs] == [
+        ("local", 7, "local-7"),
+        ("fedavg", 7, "fedavg-7"),
+        ("local", 8, "local-8"),
+        ("fedavg", 8, "fedavg-8"),
+    ]
+    assert {run.folder.parent for run in runs} == {Path("mine")}
+    for run in runs:  # the command asks for what was planned
+        settings = config.load(run.command[4], run.command[5:])
+        assert (settings.method, settings.seed, settings.run.folder, settings.rounds) == (run.method, run.seed, f"mine/{run.name}", 1)
+
+
+def test_what_is_printed_as_a_command_works(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(tiny_file.read_text())
+    text = (ROOT / "docs/how-to/compare.md").read_text() + (ROOT / "Makefile").read_text().replace("$(BIN)/", "$ ")
+    commands = re.findall(r"^\s*\$ (fedloom compare .*)$", text, re.MULTILINE)
+    assert len(commands) > 3 and commands[-1] == "fedloom compare quickstart --methods perfedsde,fedavg,local"
+    for number, command in enumerate(commands):
+        outcome = fedloom_(*shlex.split(command)[1:], f"run.folder=of-{number}")
+        assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--methods", "fedavg,locl"], ["There is no method named 'locl'", "Did you mean 'local'"]),
+        (["--methods", "fedavg,"], ["There is no method named ''"]),
+        (["--methods", "fedavg,local,fedavg"], ["names fedavg twice"]),
+        (["--methods", "fedavg", "method=local"], ["--methods says which methods"]),
+        (["--methods", "fedavg", "round=3"], ["Unknown key 'round'"]),
+        (["--methods", "fedavg", "seed=-1"], ["seed must be at least 0"]),
+    ],
+)
+def test_refusals(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    check_refused(fedloom_("compare", tiny_file, *arguments), InvalidConfig, *words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--methods", "local", "--seeds", "0"], ["--methods", "local", "--jobs", "-1"]])
+def test_usage(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, arguments: list[str]) -> None:
+    outcome = fedloom_("compare", tiny_file, *arguments)
+    assert outcome.code == 2 and ("Invalid value" in outcome.err or "Missing option" in outcome.err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_preset(fedloom_: Fedloom) -> None:
+    check_refused(fedloom_("compare", "quickstrt", "--methods", "local"), InvalidConfig, "Did you mean 'quickstart'")
+
+
+def test_one_run_per_core_and_one_on_a_gpu(tiny: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5})
+    assert compare.usual_jobs(tiny("inline.device=cpu")) == 3
+    assert compare.usual_jobs(tiny("inline.device=auto")) == 1
+
+
+# -- processes --------------------------------------------------------------------------------------------
+
+
+def test_runs_go_side_by_side(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    orders({"fedavg-0": {"wait_for": ["local-0"]}, "local-0": {"wait_for": ["fedavg-0"]}})
+    assert fedloom_("compare", tiny_file, "--methods", "fedavg,local", "--jobs", 2).code == 0
+
+
+def test_no_more_than_asked_for(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
+    orders({"fedavg-0": {"sleep": 0.3}, "local-0": {"sleep": 0.3}})
+    assert fedloom_("compare", tiny_file, "--methods", "fedavg,local", "--seeds", 2, "--jobs", 1, "run.folder=it").code == 0
+    assert [path.read_text() for path in tmp_path.glob("it/*/alone")] == ["True"] * 4
+
+
+def test_one_that_fails_does_not_stop_the_others(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:
+    orders({"fedavg-0": {"exit": 5, "sleep": 0.5}, "perfedsde-0": {"exit": 10}})
+    outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,perfedsde,local", "--jobs", 1)
+    assert outcome.code == 5
+    assert outcome.err == "fedloom: 2 of 3 runs failed, first fedavg-0: it cannot be\n"
+    assert "perfedsde-0: failed: it cannot be\n" in outcome.out and re.search(r"local +62.5 ± 12.5 ", outcome.out)
+    outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local", "--json", "run.folder=b")
+    card = json.loads(outcome.out)
+    assert outcome.code == 5 and card["failed"] == [{"run": "fedavg-0", "exit_code": 5, "reason": "it cannot be"}]
+    assert card["methods"][0]["accuracy"]["mean"] is None and card["methods"][1]["accuracy"]["mean"] == 0.625
+
+
+def test_all_fail(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:
+    orders({"local-0": {"signal": int(signal.SIGKILL)}})
+    outcome = fedloom_("compare", tiny_file, "--methods", "local")
+    assert outcome.code == 137 and outcome.err == "fedloom: 1 of 1 runs failed, first local-0: killed by SIGKILL\n"
+    assert "method" not in outcome.out
+
+
+@pytest.mark.parametrize("how", ["keyboard", "SIGTERM"])
+def test_leaving_stops_what_was_started(
+    orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    orders({"fedavg-0": {"sleep": 60}, "local-0": {"sleep": 60}})
+
+    sleep, left = time.sleep, []
+
+    def glance(seconds: float) -> None:
+        if not left and len(list(tmp_path.rglob("alone"))) == 2:
+            left.append(how)
+            if how == "keyboard":
+                raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)
+        sleep(seconds)
+
+    monkeypatch.setattr(compare.time, "sleep", glance)
+    outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local", "--jobs", 2)
+    assert outcome.code == (Interrupted.exit_code if how == "keyboard" else 143)
+    assert how != "keyboard" or outcome.err == "fedloom: stopped. The same command goes on from here\n"
+    assert left == [how] and len(list(tmp_path.rglob("pid"))) == 2
+    for path in tmp_path.rglob("pid"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_threads_are_shared_out(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for known, expected in (("", "3"), ("2", "2")):
+        monkeypatch.setenv("OMP_NUM_THREADS", known) if known else monkeypatch.delenv("OMP_NUM_THREADS")
+        command = (sys.executable, "-S", "-c", "import os; print('round 1/1', os.environ['OMP_NUM_THREADS'])")
+        child = compare.Child(compare.PlannedRun("local", 0, tmp_path, command), threads=3)
+        child.process.wait(20)
+        assert child.news() == f"round 1/1 {expected}" and child.failure() is None
+
+
+def test_clients_of_different_splits_are_not_compared(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:
+    orders({"local-0": {"split": "another"}})
+    outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local")
+    assert outcome.code == DamagedRun.exit_code and "fedavg-0 and runs/compare-tiny/local-0 have different splits" in outcome.err
+
+
+def test_runs_of_another_version_are_named(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:
+    now = compare.environment(torch.device("cpu"))
+    orders({"fedavg-0": {"environment": now}, "local-0": {"environment": {**now, "commit": "abc"}}})
+    outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local")
+    assert re.findall("^.* was made by .*$", outcome.out, re.MULTILINE) == [f"local-0 was made by commit abc, this is {now['commit']}"]
+
+
+# -- what is shown ----------------------------------------------------------------------------------------
+
+
+def made(*accuracies: float, seconds: float = 10.0) -> dict[str, Any]:
+    mean = sum(accuracies) / len(accuracies)
+    clients = [{"name": f"client-{number}", "test_accuracy": accuracy} for number, accuracy in enumerate(accuracies)]
+    cost = {"seconds": seconds, "bytes_up": 3_000_000}
+    return {"accuracy": {"mean": mean, "std": 0.1}, "clients": clients, "cost": cost}
+
+
+def shown(card: dict[str, Any], width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(comparison_table(card))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_numbers_by_hand() -> None:
+    results = {
+        "perfedsde": {0: made(0.5, 0.7), 1: made(0.9, 0.9, seconds=20.0)},
+        "fedavg": {1: made(0.6, 0.7), 0: made(0.6, 0.9)},
+        "local": {0: made(0.4, 0.6)},
+    }
+    card = comparison_card(results)
+    assert (card["compared_to"], card["seeds"]) == ("perfedsde", [0, 1])
+    first, second, third = card["methods"]
+    assert first["accuracy"] == pytest.approx({"mean": 0.75, "std_over_clients": 0.1, "std_over_seeds": 0.3 / 2**0.5})
+    assert first["seconds"] == 15 and first["bytes_up"] == 3_000_000 and first["difference"] is None
+    assert [run["seed"] for run in second["runs"]] == [0, 1]
+    # +0.1, +0.2 at seed 0 and -0.3, -0.2 at seed 1: mean -0.05, variance 0.17 / 3, t(3) at 97.5 % is 3.18245.
+    difference = second["difference"]
+    reach = 3.182446 * (0.17 / 3 / 4) ** 0.5
+    assert [difference[name] for name in ("pairs", "mean", "low", "high")] == pytest.approx([4, -0.05, -0.05 - reach, -0.05 + reach])
+    assert difference["by_seed"] == pytest.approx({0: 0.15, 1: -0.25})
+    assert (third["accuracy"]["std_over_seeds"], third["difference"]["pairs"]) == (None, 2)  # only where both ran
+    table = shown(card)
+    assert re.search(r"fedavg +70.0 ± 10.0 +7.1 +10 +3.0 +-5.0 \[-42.9, \+32.9\] ", table) and "…" not in table
+    notes = comparison_notes(card)
+    assert "the mean of 2 seeds" in notes and "(2–4 pairs)" in notes and "95% Student t interval" in notes
+
+
+def test_one_client_and_failures() -> None:
+    card = comparison_card({"fedavg": {}, "perfedsde": {0: made(0.5)}, "local": {0: made(0.7)}})
+    assert [method["difference"] for method in card["methods"]] == [None] * 3  # nothing to compare to
+    assert "failed" in shown(card) and comparison_notes(card) == "Test accuracy in %, ± the spread over clients; seed 0."
+    card = comparison_card({"perfedsde": {0: made(0.5)}, "local": {0: made(0.7)}})
+    assert re.search(r"local .* \+20.0 +1 ", shown(card))
+
+
+def test_a_terminal_has_a_line_for_each_run() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=60)
+    with LiveRuns(console, ["fedavg-0", "local-0", "local-1"]) as view:
+        view.begin("fedavg-0")
+        view.news("fedavg-0", "round 3/12: [bold]6 clients")
+        view.news("fedavg-0", "")  # nothing new
+        view.end("local-0", "finished before")
+    last = console.file.getvalue().split("fedavg-0")[-1]  # type: ignore[attr-defined]
+    for words in ("round 3/12: [bold]6 clients", "local-0", "finished before", "local-1", "waiting"):
+        assert words in last
