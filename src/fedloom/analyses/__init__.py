@@ -1,0 +1,1 @@
+"""What papers report beside accuracy, worked out from a run's folder."""

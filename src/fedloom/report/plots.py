@@ -1,0 +1,44 @@
+"""Line plots as SVG and PNG, the same bytes for the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+
+STYLES = {"color": "#d95f02", "linestyle": "--"}, {"color": "#1f78b4", "linestyle": "--"}, {"color": "#777777", "linestyle": ":"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: lines by name, each a value per rank."""
+
+    title: str
+    lines: Mapping[str, Sequence[float]]
+
+
+def plot_sorted(rows: Sequence[Sequence[Panel]], horizontal: str, vertical: str) -> dict[str, bytes]:
+    """A grid of panels with sorted values, as {"svg": …, "png": …}. Panels of a row share their vertical axis."""
+    # slow to import, needed here only
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # svg: text stays text, and names of parts do not depend on the day
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedloom"}):
+        figure = Figure(figsize=(4.5 * len(rows[0]), 3.2 * len(rows)), layout="constrained")
+        axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey="row")
+        for panels, places in zip(rows, axes, strict=True):
+            for panel, place in zip(panels, places, strict=True):
+                for (name, values), style in zip(panel.lines.items(), STYLES, strict=False):
+                    place.plot(range(1, len(values) + 1), values, label=name, **style)
+                place.set_title(panel.title)
+                place.set_xlabel(horizontal)
+                place.grid(alpha=0.3)
+            places[0].set_ylabel(vertical)
+        axes[0][0].legend()
+        pictures = {}
+        for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+            file = BytesIO()
+            figure.savefig(file, format=kind, dpi=150, metadata=metadata)
+            pictures[kind] = file.getvalue()
+        return pictures
