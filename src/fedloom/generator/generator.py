@@ -2,7 +2,7 @@
 
 Unguided, the reverse diffusion draws architectures as the space does. Guidance tilts what the denoiser believes,
 ``p(a | x) -> p(a | x) exp(strength * gain(a))``, with the gain linearised at the current belief: its gradient is added to the
-logits. Where the gain is a sum over genes this samples exactly from ``p(a) exp(strength * gain(a))``.
+logits. Where the gain is a sum over genes this samples from ``p(a) exp(strength * gain(a))``.
 
 ``AnyGenerator`` is what all models share, ``Generator`` the fast one; ``paper_generator.py`` has the papers'.
 """
@@ -34,7 +34,7 @@ from fedloom.maths.sde import karras_levels, ve_levels
 STEPS = 12  # of the fast sampler
 REFERENCE_STEPS = 1000  # of the paper's
 RHO = 3.0  # how much finer the levels become towards the end
-STRENGTH = 8.0  # of guidance, per standard deviation of accuracy
+STRENGTH = 3.0  # of guidance: about how many standard deviations the mean predicted accuracy moves
 AT_ONCE = 500  # architectures per pass: bounds memory
 
 Gain = Callable[[Tensor, Tensor], Tensor]  # (what a model's predictor sees of architectures (n, rows, symbols), sigma (n,)) -> (n,)
@@ -91,8 +91,8 @@ class AnyGenerator(ABC):
         """Noise levels from the start to the end."""
 
     @abstractmethod
-    def start(self, count: int, rng: np.random.Generator, noise: Noise) -> Tensor:
-        """(count, rows, symbols) noisy at the highest level."""
+    def start(self, count: int, rng: np.random.Generator, noise: Noise, guided: Denoise | None) -> Tensor:
+        """(count, rows, symbols) noisy at the highest level. guided: the guided data prediction, if there is guidance."""
 
     @abstractmethod
     def denoise(self, gain: Gain | None, strength: float) -> Denoise:
@@ -134,7 +134,7 @@ class AnyGenerator(ABC):
             predictor, vector = self.predictor, task.to(self.device)
 
             def gain(seen: Tensor, sigma: Tensor) -> Tensor:
-                return predictor.gain(seen, sigma, vector)
+                return predictor.gain(seen, sigma, vector) / predictor.swing
 
         choices = self.draw_choices(count, rng, gain, self.strength if strength is None else strength)
         return self.tokens.architectures(choices)
@@ -143,11 +143,12 @@ class AnyGenerator(ABC):
     def draw_choices(self, count: int, rng: np.random.Generator, gain: Gain | None = None, strength: float = 0.0) -> Choices:
         """(count, genes), guided by any gain."""
         levels, denoise, sample = self.levels(), self.denoise(gain, strength), SAMPLERS[self.sampler]
+        guided = denoise if gain is not None and strength else None
         parts = []
         for first in range(0, count, AT_ONCE):
             shape = (min(AT_ONCE, count - first), *self.denoiser.mask.shape)
             noise = lambda shape=shape: torch.from_numpy(rng.standard_normal(shape, np.float32)).to(self.device) * self.denoiser.mask  # noqa: E731
-            parts.append(self.tokens.decode(sample(denoise, self.start(shape[0], rng, noise), levels, noise)))
+            parts.append(self.tokens.decode(sample(denoise, self.start(shape[0], rng, noise, guided), levels, noise)))
         return np.concatenate(parts)
 
 
@@ -168,10 +169,13 @@ class Generator(AnyGenerator):
     def levels(self) -> list[float]:
         return noise_levels(self.sampler, self.steps)
 
-    def start(self, count: int, rng: np.random.Generator, noise: Noise) -> Tensor:
-        """Exact: random architectures under noise of the highest level."""
+    def start(self, count: int, rng: np.random.Generator, noise: Noise, guided: Denoise | None) -> Tensor:
+        """Random architectures under noise of the highest level, which is exact. Guidance moves their mean already there: a deterministic
+        sampler does not forget where it starts."""
         clean = self.tokens.one_hot(self.tokens.encode(self.tokens.space.sample_many(rng, count)))
-        return clean.to(self.device) + self.levels()[0] * noise()
+        level = self.levels()[0]
+        x = clean.to(self.device) + level * noise()
+        return x if guided is None else x + guided(x, level) - self.denoise(None, 0.0)(x, level)
 
     def denoise(self, gain: Gain | None, strength: float) -> Denoise:
         return tilted(self.denoiser, gain, strength)

@@ -41,7 +41,7 @@ class PaperGenerator(AnyGenerator):
         own = self.denoiser.settings
         return noise_levels(self.sampler, self.steps, own.sigma_min, own.sigma_max, own.sampling_steps)
 
-    def start(self, count: int, rng: np.random.Generator, noise: Noise) -> Tensor:
+    def start(self, count: int, rng: np.random.Generator, noise: Noise, guided: Denoise | None) -> Tensor:
         return self.denoiser.start(noise())
 
     def denoise(self, gain: Gain | None, strength: float) -> Denoise:

@@ -22,6 +22,7 @@ from fedloom.generator.task_encoder import Grouped, TaskEncoder
 from fedloom.generator.tokens import Tokens
 
 TASK = 56  # numbers in a task vector
+SWUNG = 64  # tasks and architectures on which the predictor's own spread is measured
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class ArchitectureNetwork(nn.Module):
 
 class Predictor(nn.Module):
     spread: Tensor  # () standard deviation of accuracy over architectures within a task, in the labels
+    swing: Tensor  # () standard deviation of the predicted gain over architectures within a task
 
     def __init__(self, tokens: Tokens, features: int, settings: PredictorSettings) -> None:
         super().__init__()
@@ -69,6 +71,7 @@ class Predictor(nn.Module):
         self.architecture = ArchitectureNetwork(tokens, TASK, settings)
         self.of_level = nn.Sequential(nn.Linear(TASK, TASK), nn.SiLU(), nn.Linear(TASK, 1))
         self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("swing", torch.ones(()))
 
     def task(self, grouped: Grouped) -> Tensor:
         """(tasks, 56), or (56,) of one."""
@@ -147,4 +150,12 @@ def train_predictor(
             optimiser.step()
             if step % 100 == 99 or step + 1 == settings.steps:
                 progress(step + 1, float(loss.detach()))
-    return predictor.eval().requires_grad_(False)
+    predictor = predictor.eval().requires_grad_(False)
+    predictor.swing.copy_(_swing(predictor, tokens, symbols[:SWUNG], predictor.task(task_of(list(range(min(SWUNG, len(means)))), draw))))
+    return predictor
+
+
+def _swing(predictor: Predictor, tokens: Tokens, symbols: Tensor, vectors: Tensor) -> Tensor:
+    shares = tokens.one_hot(symbols).gt(0).float()
+    sigma = torch.full((len(shares),), SIGMA_MIN, device=shares.device)
+    return torch.stack([predictor.gain(shares, sigma, vector).std() for vector in vectors]).mean().clamp_min(1e-6)

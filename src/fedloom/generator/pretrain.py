@@ -46,7 +46,7 @@ from fedloom.generator.paper_score import PREDICTOR_ONLY, SAMPLING_ONLY, SCORE_O
 from fedloom.generator.predictor import Predictor, PredictorSettings, train_predictor
 from fedloom.generator.proxy import Proxy, ProxySettings, Subset, class_likeness, draw_tasks
 from fedloom.generator.quality import DRAWN, predictor_quality, sampler_quality
-from fedloom.generator.shelf import arrays_of, loaded, read_features, save_features, save_generator, tensor_digest
+from fedloom.generator.shelf import arrays_of, digest_of, loaded, read_features, save_features, save_generator, tensor_digest
 from fedloom.generator.task_encoder import PER_CLASS, Grouped
 from fedloom.generator.tokens import Tokens
 from fedloom.spaces.base import SearchSpace
@@ -140,7 +140,7 @@ class Pretraining:
         settings = self.settings.features
         if settings.file:
             return load_features(settings.file, self.device)
-        key = self._key("features", {**asdict(settings), "data": proxy.name})
+        key = self._key("features", {**asdict(settings), "data": proxy.digest})
         path = self.folder / "features.safetensors"
         if self._read("features", key):
             self.progress("features", 1, 1, "found")
@@ -160,7 +160,7 @@ class Pretraining:
     def supernet(self, supernet: Supernet[Any], proxy: Proxy) -> dict[str, Tensor]:
         settings = self.settings.supernet
         key = self._key(
-            "supernet", {**asdict(settings), "data": proxy.name, "image": asdict(proxy.image), "space": asdict(supernet.space.settings)}
+            "supernet", {**asdict(settings), "data": proxy.digest, "image": asdict(proxy.image), "space": asdict(supernet.space.settings)}
         )
         known = self._read("supernet", key)
         done, spent = 0, 0.0
@@ -185,13 +185,14 @@ class Pretraining:
         draw = rng(self.settings.seed, "tasks")
         shown = draw_tasks(wanted, proxy.shown, wanted.tasks, likeness, draw)
         tasks = shown + draw_tasks(wanted, proxy.held_out, wanted.held_out_tasks, likeness, draw)
-        key = self._key("labels", {**asdict(settings), **asdict(wanted), "supernet": tensor_digest(weights)})
+        images = proxy.scoring[:, : settings.images]
+        scored = tensor_digest({"images": images, "tasks": torch.from_numpy(_padded(tasks))})  # features decide which classes are alike
+        key = self._key("labels", {**asdict(settings), **asdict(wanted), "supernet": tensor_digest(weights), "data": scored})
         known = self._read("labels", key)
         rows: list[np.ndarray] = [] if known is None else list(known[0]["accuracies"])
         start = time.perf_counter() - (float(known[1]["seconds"]) if known else 0.0)
         if rows:
             self.progress("labels", len(rows), len(choices), "found")
-        images = proxy.scoring[:, : settings.images]
         missing = self.tokens.architectures(choices[len(rows) :])
         fresh: list[Tensor] = []
         for row in score_architectures(supernet, weights, proxy, missing, images, task_measure(tasks, self.device), settings):
@@ -223,7 +224,7 @@ class Pretraining:
                 progress,
             )
 
-        made_by = {**asdict(settings), "labels": tensor_digest({"accuracies": labels.accuracies})}
+        made_by = {**asdict(settings), "denoiser": digest_of(denoiser), **_learned_from(labels, extractor)}
         return self._network("predictor", made_by, lambda: Predictor(self.tokens, extractor.size, settings), train, settings.steps)
 
     def paper_predictor(self, labels: Labels, proxy: Proxy, extractor: FeatureExtractor) -> PaperTaskPredictor:
@@ -244,7 +245,7 @@ class Pretraining:
                 progress,
             )
 
-        made_by = {**_without(settings, SCORE_ONLY), "labels": tensor_digest({"accuracies": labels.accuracies})}
+        made_by = {**_without(settings, SCORE_ONLY), **_learned_from(labels, extractor)}
         network = lambda: PaperTaskPredictor(*graph, extractor.size, settings)  # noqa: E731
         return self._network("paper_predictor", made_by, network, train, settings.predictor_steps)
 
@@ -399,6 +400,10 @@ def predictor_card(generator: AnyGenerator, labels: Labels, proxy: Proxy) -> dic
 def _without(settings: PaperSettings, names: Sequence[str]) -> dict[str, Any]:
     """Those that a stage depends on."""
     return {name: value for name, value in asdict(settings).items() if name not in (*names, *SAMPLING_ONLY)}
+
+
+def _learned_from(labels: Labels, extractor: FeatureExtractor) -> dict[str, str]:
+    return {"labels": tensor_digest({"accuracies": labels.accuracies}), "features": digest_of(extractor.network)}
 
 
 def _padded(tasks: Sequence[Subset]) -> np.ndarray:

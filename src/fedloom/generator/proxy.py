@@ -6,7 +6,9 @@ test of it. Some images of every class are kept from all training: they score.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,14 @@ class Proxy:
     pixels: Pixels
     shown: Subset  # classes that the predictor may see
     held_out: Subset
+
+    @cached_property
+    def digest(self) -> str:
+        """What other training images would not have."""
+        digest = hashlib.blake2b(self.name.encode(), digest_size=16)
+        for tensor in (self.train.images, self.train.labels):
+            digest.update(tensor.cpu().contiguous().numpy())
+        return digest.hexdigest()
 
     @property
     def image(self) -> ImageShape:

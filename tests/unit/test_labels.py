@@ -1,0 +1,118 @@
+"""Labels of the predictor: measures of logits, architectures to measure, and the supernet that makes the logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.assemble import make_supernet
+from fedloom.core.client_site import Examples
+from fedloom.core.seeds import rng
+from fedloom.generator.labels import (
+    LabelSettings,
+    SupernetSettings,
+    different_architectures,
+    score_architectures,
+    task_measure,
+    train_proxy_supernet,
+)
+from fedloom.generator.proxy import Proxy
+from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.supernets.base import Supernet
+from fedloom.training.local import Pixels
+from fedloom.training.recipe import TrainingSettings
+from fedloom.training.scoring import Scorer
+from generator_support import CPU, Toy, tiny_space
+
+CLASSES, IMAGES = 4, 3
+
+
+def pictures(*shape: int) -> Tensor:
+    return torch.from_numpy(rng("pictures", *shape).integers(0, 256, (*shape, 1, 8, 8), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Proxy:
+    labels = torch.arange(24) % CLASSES
+    return Proxy(
+        "random", Examples(pictures(24), labels), pictures(CLASSES, IMAGES), Pixels((0.5,), (0.25,)), np.array([0, 1]), np.array([2, 3])
+    )
+
+
+@pytest.fixture(scope="module")
+def supernet() -> Supernet[Any]:
+    return make_supernet("mobilenetv3", replace(SPACES["mobilenetv3"].settings.tiny(), width=0.05), ImageShape(1, 8, CLASSES))
+
+
+def test_all_tasks_at_once_equal_one_after_the_other() -> None:
+    draw = rng("measure")
+    logits = torch.from_numpy(draw.normal(size=(6, 5, 6))).float()
+    tasks = [np.sort(draw.choice(6, size, replace=False)) for size in (2, 5, 3, 2, 6, 3, 2)]
+    measured = task_measure(tasks, CPU)(logits)
+    for task, accuracy in zip(tasks, measured.tolist(), strict=True):
+        hits = [int(logits[label, image, task].argmax()) == place for place, label in enumerate(task) for image in range(5)]
+        assert accuracy == pytest.approx(sum(hits) / len(hits))
+
+
+def test_architectures_to_label_are_different_and_follow_from_the_seed() -> None:
+    space = tiny_space("mobilenetv3")
+    choices = different_architectures(space, 300, 1)
+    assert choices.shape == (300, 45) and len(np.unique(choices, axis=0)) == 300
+    assert np.array_equal(space.canonical_many(choices), choices)
+    assert np.array_equal(choices, different_architectures(space, 300, 1))
+    assert not np.array_equal(choices, different_architectures(space, 300, 2))
+    assert choices[0].tolist() > choices[1].tolist() or choices[1].tolist() > choices[2].tolist()  # not sorted: parts of them are random
+    assert choices[:, -1].mean() == pytest.approx(1, abs=0.15)
+
+
+def test_a_space_that_has_fewer_gives_all_it_has() -> None:
+    assert sorted(different_architectures(Toy(2, 3), 20, 0).tolist()) == [[0, 0], [1, 0], [1, 1], [1, 2]]
+
+
+def test_logits_are_of_the_images_in_their_order(supernet: Supernet[Any], proxy: Proxy) -> None:
+    weights = supernet.initial(0)
+    architectures = [supernet.space.named["smallest"], supernet.space.sample(rng(1))]
+    settings = LabelSettings(calibration=6)
+    found = list(score_architectures(supernet, weights, proxy, architectures, proxy.scoring, lambda logits: logits, settings))
+    scorer = Scorer(supernet, TrainingSettings(calibration=6, execution="sliced"), proxy.pixels)
+    for architecture, logits in zip(architectures, found, strict=True):
+        assert logits.shape == (CLASSES, IMAGES, CLASSES)
+        statistics = scorer.calibrate(supernet.plain(weights, architecture), architecture, proxy.train)
+        for label in range(CLASSES):
+            alone = supernet.forward(
+                proxy.pixels.normalise(proxy.scoring[label]), supernet.plain(weights, architecture), architecture, statistics
+            )
+            assert torch.allclose(logits[label], alone, atol=1e-4)
+
+
+def test_a_supernet_goes_on_where_it_stopped(supernet: Supernet[Any], proxy: Proxy) -> None:
+    settings = SupernetSettings(epochs=3, batch=8, rate=0.1)
+    start = supernet.initial(0)
+    through = dict(train_proxy_supernet(supernet, proxy, settings, start, 0, 5))
+    assert list(through) == [1, 2, 3]
+    continued = dict(train_proxy_supernet(supernet, proxy, settings, through[1], 1, 5))
+    assert list(continued) == [2, 3] and all(torch.equal(through[3][name], continued[3][name]) for name in start)
+    assert any(not torch.equal(start[name], through[1][name]) for name in start)
+    other = dict(train_proxy_supernet(supernet, proxy, settings, start, 0, 6))
+    assert any(not torch.equal(through[3][name], other[3][name]) for name in start)
+
+
+def test_the_largest_network_comes_first_then_what_sampling_says(supernet: Supernet[Any], proxy: Proxy) -> None:
+    def epochs(**changes: Any) -> dict[int, dict[str, Tensor]]:
+        settings = SupernetSettings(**{"epochs": 2, "batch": 12, "rate": 0.1, "largest": 0.5, **changes})
+        return dict(train_proxy_supernet(supernet, proxy, settings, supernet.initial(0), 0, 0))
+
+    def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+        return all(torch.equal(one[name], other[name]) for name in one)
+
+    random, fair = epochs(), epochs(sampling="fair")
+    assert same(random[1], fair[1]) and not same(random[2], fair[2])
+    alone = epochs(largest=1.0)
+    assert same(alone[1], random[1]) and not same(alone[2], random[2])
+    assert not same(epochs(largest=0.0)[1], random[1])
+    assert all(tensor.isfinite().all() for tensor in [*random[2].values(), *fair[2].values()])

@@ -1,0 +1,411 @@
+"""`fedloom pretrain` and `fedloom generate`: stages and their files, going on, refusals, and generators in use."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom import workshop
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, InvalidData, UnusableFolder
+from fedloom.core.seeds import rng
+from fedloom.data.readers import DataSettings, read
+from fedloom.files import read_arrays
+from fedloom.generator import pretrain as module
+from fedloom.generator import shelf
+from fedloom.generator.features import ResNet18
+from fedloom.generator.generator import STRENGTH, AnyGenerator
+from fedloom.generator.proxy import ProxySettings, make_proxy
+from fedloom.generator.shelf import load_generator
+from generator_support import CPU, assert_same_states, global_states, tiny_space
+from support import Fedloom, check_refused, everything, flip_last_byte
+
+STAGES = ("denoiser", "features", "supernet", "labels", "predictor")
+SMALL = ("denoiser.architectures=100", "denoiser.steps=2", "denoiser.batch=8", "denoiser.width=8", "denoiser.layers=1", "denoiser.heads=2")
+TINY = (
+    *SMALL,
+    *("data.name=digits", "mobilenetv3.width=0.05", "mobilenetv3.strides=[2,2,1,1,1]", "seed=3"),
+    *("features.epochs=1", "features.batch=256", "proxy.reserved=90", "proxy.tasks=6", "proxy.held_out_tasks=3", "proxy.task_sizes=[2,3]"),
+    *("supernet.epochs=2", "supernet.batch=128", "labels.architectures=12", "labels.images=2", "labels.calibration=8"),
+    *("predictor.steps=2", "predictor.tasks=2", "predictor.architectures=4", "predictor.width=8"),
+)
+Told = list[tuple[str, int, int, str]]
+
+
+class Stopped(Exception):
+    """What a progress callback raises."""
+
+
+def pretrain(folder: Path, *changes: str, stop: tuple[str, int] | None = None, space: str = "mobilenetv3") -> tuple[AnyGenerator, Told]:
+    """The generator and everything that was told meanwhile. stop: at this stage, when so much of it is done."""
+    told: Told = []
+
+    def progress(stage: str, done: int, total: int, remark: str) -> None:
+        told.append((stage, done, total, remark))
+        if (stage, done) == stop:
+            raise Stopped
+
+    base = TINY if space == "mobilenetv3" else SMALL
+    return workshop.pretrain(workshop.plan(space, [*base, *changes]), folder, "cpu", progress), told
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_to_draw_and_to_keep() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "DRAWN", 40)
+        patch.setattr(module, "KEPT_EVERY", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AnyGenerator, Told]:
+    """One unbroken run; take ``folder`` to change its files."""
+    place = tmp_path_factory.mktemp("made once") / "mobilenetv3"
+    return place, *pretrain(place)
+
+
+@pytest.fixture
+def folder(made: tuple[Path, AnyGenerator, Told], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made[0], tmp_path / "made"))
+
+
+@pytest.fixture(scope="module")
+def unguided_darts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made once") / "darts"
+    pretrain(place, "guided=false", space="darts")
+    return place / "generator.safetensors"
+
+
+def without_seconds(folder: Path) -> dict[str, Any]:
+    """All that a folder says, bit for bit; but for the time it took."""
+    found: dict[str, Any] = {}
+    for path in folder.iterdir():
+        if path.name == "card.json":
+            found[path.name] = {**json.loads(path.read_text()), "seconds": None}
+            continue
+        arrays, facts = read_arrays(path)
+        facts["seconds"] = None
+        if "card" in facts:
+            facts["card"]["seconds"] = None
+        found[path.name] = facts, {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
+    return found
+
+
+# -- stages and files -----------------------------------------------------------------------
+def test_every_stage_leaves_a_file(made: tuple[Path, AnyGenerator, Told]) -> None:
+    place, generator, told = made
+    assert {path.name for path in place.iterdir()} == {*(f"{stage}.safetensors" for stage in (*STAGES, "generator")), "card.json"}
+    assert list(dict.fromkeys(stage for stage, *_ in told)) == [*STAGES, "quality"]
+    assert [entry[1:3] for entry in told if entry[0] == "labels"] == [(4, 12), (8, 12), (12, 12)]
+    card = json.loads((place / "card.json").read_text())
+    assert card == generator.facts["card"] == read_arrays(place / "generator.safetensors")[1]["card"]
+    assert card["validity"] == 1 and card["data"] == "digits" and card["device"] == "cpu" and set(card["seconds"]) == set(STAGES)
+    assert (card["architectures"], card["tasks"], card["held_out_tasks"], card["held_out_classes"]) == (12, 6, 3, 2)
+    assert all(np.isfinite(value) for value in card["rank_correlation"].values())
+
+
+def test_what_the_labels_say(made: tuple[Path, AnyGenerator, Told]) -> None:
+    arrays, _ = read_arrays(made[0] / "labels.safetensors")
+    proxy = make_proxy(read(DataSettings(name="digits")), ProxySettings(reserved=90), CPU)
+    assert arrays["accuracies"].shape == (12, 9) and arrays["choices"].shape == (12, 45) and int(arrays["shown"]) == 6
+    assert 0 <= arrays["accuracies"].min() < arrays["accuracies"].max() <= 1
+    tasks = [set(row[row >= 0].tolist()) for row in arrays["tasks"]]
+    assert [len(task) for task in tasks] == [2, 3] * 3 + [2] * 3  # only two classes are held out
+    held_out = set(proxy.held_out.tolist())
+    assert not set.union(*tasks[:6]) & held_out and set.union(*tasks[6:]) == held_out
+
+
+@pytest.mark.parametrize(("labelled", "learned"), [(8, 6), (12, 10), (100, 95), (10_240, 9728)])
+def test_a_predictor_is_tested_on_architectures_it_has_not_seen(labelled: int, learned: int) -> None:
+    labels = module.Labels(np.arange(labelled)[:, None], torch.arange(labelled)[:, None] * torch.ones(3), [], 2)
+    known, accuracies = labels.learned
+    assert known[:, 0].tolist() == accuracies[:, 0].tolist() == list(range(learned)) and accuracies.shape[1] == 2  # no held-out task
+    unknown, true = labels.tested
+    assert unknown[:, 0].tolist() == true[:, 0].tolist() == list(range(learned, labelled)) and true.shape[1] == 3
+
+
+def test_a_second_call_finds_everything_and_changes_nothing(folder: Path) -> None:
+    before, states = everything(folder), global_states()
+    _, told = pretrain(folder)
+    assert_same_states(states, global_states())
+    assert everything(folder) == before
+    assert [(stage, remark) for stage, _, _, remark in told if stage != "quality"] == [(stage, "found") for stage in STAGES]
+
+
+def test_a_stopped_run_goes_on_to_the_same_files(made: tuple[Path, AnyGenerator, Told], tmp_path: Path) -> None:
+    """Stopped in the middle of the supernet, then in the middle of the labels, then at the end of the predictor."""
+    place, told = tmp_path / "stopped", []
+    for stage, done, kept in (("supernet", 2, "supernet"), ("labels", 8, "labels"), ("predictor", 2, "labels")):
+        with pytest.raises(Stopped):
+            pretrain(place, stop=(stage, done))
+        assert (place / f"{kept}.safetensors").exists() and not (place / "generator.safetensors").exists()
+        if stage == "supernet":
+            assert read_arrays(place / "supernet.safetensors")[1]["epochs_done"] == 1
+        if stage == "labels":
+            assert len(read_arrays(place / "labels.safetensors")[0]["accuracies"]) == 4
+    _, told = pretrain(place)
+    assert [entry for entry in told if entry[0] == "labels"] == [("labels", 12, 12, "found")]
+    assert without_seconds(place) == without_seconds(made[0])
+
+
+def test_parts_that_are_there_are_not_repeated(made: tuple[Path, AnyGenerator, Told], folder: Path) -> None:
+    with pytest.raises(Stopped):  # as a kill would leave it: eight of twelve labelled
+        (folder / "labels.safetensors").unlink()
+        pretrain(folder, stop=("labels", 12))
+    _, told = pretrain(folder)
+    assert [entry[:3] for entry in told if entry[0] == "labels"] == [("labels", 8, 12), ("labels", 12, 12)]
+    assert [entry for entry in told if entry[0] == "predictor"] == [("predictor", 1, 1, "found")]  # the same labels, to the bit
+    assert without_seconds(folder) == without_seconds(made[0])
+
+
+def test_another_seed_makes_another_generator(made: tuple[Path, AnyGenerator, Told], tmp_path: Path) -> None:
+    pretrain(tmp_path, "seed=4")
+    ours, other = without_seconds(made[0]), without_seconds(tmp_path)
+    assert all(ours[name][1] != other[name][1] for name in ours if name != "card.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "named"),
+    [
+        ("seed=4", "denoiser", ""),
+        ("denoiser.steps=3", "denoiser", " (steps differ)"),
+        ("features.epochs=2", "features", " (epochs differ)"),
+        ("supernet.rate=0.1", "supernet", " (rate differ)"),
+        ("mobilenetv3.width=0.1", "supernet", " (space differ)"),
+        ("labels.images=3", "labels", " (images, data differ)"),
+        ("proxy.reserved=91", "features", " (data differ)"),
+        ("proxy.tasks=7", "labels", " (tasks, data differ)"),
+        (f"features.file={shelf.shipped('features')}", "labels", " (data differ)"),  # other tasks: other classes are alike
+        ("predictor.width=16", "predictor", " (width differ)"),
+    ],
+)
+def test_other_settings_need_another_folder(folder: Path, change: str, stage: str, named: str) -> None:
+    before = everything(folder)
+    with pytest.raises(UnusableFolder) as caught:
+        pretrain(folder, change)
+    path = folder / f"{stage}.safetensors"
+    assert str(caught.value) == (f"{path} was made with other settings{named}. Choose another folder, or remove the file to make it again")
+    assert everything(folder) == before
+
+
+def test_what_a_predictor_was_trained_with_must_not_change(folder: Path) -> None:
+    (folder / "denoiser.safetensors").unlink()
+    with pytest.raises(UnusableFolder, match=r"predictor.safetensors was made with other settings \(denoiser differ\)"):
+        pretrain(folder, "denoiser.steps=3")
+
+
+def test_a_damaged_stage_is_refused(folder: Path) -> None:
+    flip_last_byte(folder / "supernet.safetensors")
+    with pytest.raises(DamagedRun, match=r"supernet.safetensors is damaged"):
+        pretrain(folder)
+
+
+def test_without_guidance_no_data_are_needed(fedloom_: Fedloom) -> None:
+    outcome = fedloom_("pretrain", "nasvit", *SMALL, "guided=false", "strength=3", "--device", "cpu", "--folder", "mine")
+    assert outcome.code == 0 and outcome.err == ""
+    lines = outcome.out.splitlines()
+    assert lines[0] == "a generator for nasvit, into mine" and lines[1].startswith("denoiser 2/2 loss ")
+    assert lines[-1].endswith("use it with perfedsde.generator_file=mine/generator.safetensors")
+    card = json.loads(outcome.out[outcome.out.index("{") : outcome.out.rindex("}") + 1])
+    assert "rank_correlation" not in card and card["data"] == "" and card["validity"] == 1
+    assert sorted(path.name for path in Path("mine").iterdir()) == ["card.json", "denoiser.safetensors", "generator.safetensors"]
+    generator = load_generator(tiny_space("nasvit"), "mine/generator.safetensors", "", CPU)
+    assert not generator.guided and generator.strength == 3
+
+
+# -- in use -------------------------------------------------------------------------------------
+def test_a_file_holds_the_generator_that_was_trained(made: tuple[Path, AnyGenerator, Told]) -> None:
+    """Its own image features too, which are not those that come with Fedloom."""
+    place, generator, _ = made
+    again = load_generator(tiny_space("mobilenetv3"), str(place / "generator.safetensors"), "", CPU)
+    pool = read(DataSettings(name="digits")).train
+    tasks = [one.task(torch.from_numpy(pool.images), torch.from_numpy(pool.labels)) for one in (generator, again)]
+    assert tasks[0] is not None and tasks[1] is not None and torch.equal(tasks[0], tasks[1])
+    assert again.strength == generator.strength
+    draws = [one.draw(20, rng(0), task) for one, task in zip((generator, again), tasks, strict=True)]
+    assert draws[0] == draws[1]
+
+
+def test_features_must_be_those_it_was_trained_with(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    file = str(shutil.copy(folder / "generator.safetensors", elsewhere))
+    space, own = tiny_space("mobilenetv3"), str(folder / "features.safetensors")
+    with pytest.raises(InvalidConfig, match="neither lie beside it nor come with Fedloom"):
+        load_generator(space, file, "", CPU)
+    assert load_generator(space, file, own, CPU).guided
+    with pytest.raises(InvalidConfig, match="was trained with other image features than those of"):
+        load_generator(space, file, str(shelf.shipped("features")), CPU)
+    torch.save(ResNet18().state_dict(), tmp_path / "resnet18.pth")
+    with pytest.raises(InvalidConfig, match=r"was trained with image features of small, but .*resnet18.pth holds resnet18"):
+        load_generator(space, file, str(tmp_path / "resnet18.pth"), CPU)
+
+
+def ids(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line]
+
+
+def test_generate(fedloom_: Fedloom, folder: Path) -> None:
+    file = ("--file", folder / "generator.safetensors")
+    space = tiny_space("mobilenetv3")
+    drawn = ids(fedloom_("generate", "mobilenetv3", *file, "--count", 7).out)
+    assert len(drawn) == 7
+    for text in drawn:
+        space.check(Architecture.parse(text))
+    assert ids(fedloom_("generate", "mobilenetv3", *file, "--count", 7).out) == drawn
+    assert ids(fedloom_("generate", "mobilenetv3", *file, "--count", 7, "--seed", 1).out) != drawn
+    assert len(ids(fedloom_("generate", "mobilenetv3", "mobilenetv3.width=0.5", "--count", 2).out)) == 2  # the shipped one
+    sampled = ids(fedloom_("generate", "mobilenetv3", *file, "--count", 7, "--sampler", "dpm_sde", "--steps", 3).out)
+    assert len(sampled) == 7 and sampled != drawn
+
+
+def test_generate_for_data(fedloom_: Fedloom, folder: Path) -> None:
+    call = ("generate", "mobilenetv3", "--file", folder / "generator.safetensors", "--count", 4, "--json")
+    free, weak, strong = (
+        json.loads(fedloom_(*call, *more).out) for more in ((), ("--data", "digits"), ("--data", "digits", "--strength", 500))
+    )
+    assert free["data"] is None and free["strength"] is None and free["space"] == "mobilenetv3" and len(free["architectures"]) == 4
+    assert weak["data"] == "digits" and weak["strength"] == STRENGTH and strong["strength"] == 500
+    assert strong["architectures"] != free["architectures"]
+    none = json.loads(fedloom_(*call, "--data", "digits", "--strength", 0).out)
+    assert none["architectures"] == free["architectures"]
+
+
+@pytest.mark.parametrize("kind", ["guided", "unguided"])
+def test_a_federation_uses_it(fedloom_: Fedloom, folder: Path, tiny_file: Path, kind: str) -> None:
+    if kind == "unguided":
+        shutil.rmtree(folder)
+        pretrain(folder, "guided=false")
+    options = ("perfedsde.generator=diffusion", f"perfedsde.generator_file={folder}/generator.safetensors", "run.folder=run", "rounds=1")
+    outcome = fedloom_("run", tiny_file, *options)
+    assert outcome.code == 0, outcome.err
+    notes = [json.loads(line)["notes"] for line in Path("run/ledger.jsonl").read_text().splitlines()]
+    guided = [note["guided"] for note in notes if "guided" in note]
+    assert guided and set(guided) == {1.0 if kind == "guided" else 0.0}
+
+
+# -- refusals -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (["darst"], InvalidConfig, ("'darst'", "Did you mean 'darts'?")),
+        (["darts", "denoiser.stepz=1"], InvalidConfig, ("Unknown key 'denoiser.stepz'", "Did you mean 'steps'?")),
+        (["darts", "stepz=1"], InvalidConfig, ("Unknown key 'stepz'",)),
+        (["darts", "darts.cels=3"], InvalidConfig, ("Unknown key 'darts.cels'", "Did you mean 'cells'?")),
+        (["darts", "nasvit.width=1"], InvalidConfig, ("nasvit is another space than darts",)),
+        (["darts", "denoiser.steps=0"], InvalidConfig, ("denoiser.steps must be at least 1",)),
+        (["darts", "denoiser=3"], InvalidConfig, ("denoiser is a table of settings",)),
+        (["darts", "data.name=digitz"], InvalidConfig, ("data.name", "digits")),
+        (["darts"], InvalidData, ("tinyimagenet is not at data/tiny-imagenet-200", "tiny-imagenet-200.zip")),
+        (["darts", "data.name=digits", "proxy.reserved=500"], InvalidData, ("training images of '0'", "proxy.reserved")),
+        (["darts", "data.name=digits", "proxy.task_sizes=[]"], InvalidConfig, ("proxy.task_sizes is empty",)),
+        (
+            ["darts", *SMALL, "guided=false", "denoiser.heads=3"],
+            InvalidConfig,
+            ("denoiser.width must be even and a multiple of denoiser.heads",),
+        ),
+        (["darts", *SMALL, "guided=false", "denoiser.heads=3", "denoiser.width=9"], InvalidConfig, ("got 9 and 3",)),
+        (["darts", "guided=false", "--device", "gpu"], InvalidConfig, ("--device must be auto, cpu or cuda, got 'gpu'",)),
+        (["darts", "guided=false", "--device", "cuda"], InvalidConfig, ("--device is cuda, but torch finds no GPU",)),
+    ],
+)
+def test_pretrain_refuses(
+    fedloom_: Fedloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: Any, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check_refused(fedloom_("pretrain", *arguments), kind, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_features_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match=r"missing.pth cannot be read"):
+        pretrain(tmp_path, f"features.file={tmp_path}/missing.pth")
+
+
+def test_an_interrupted_pretrain_says_how_to_go_on(fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workshop, "pretrain", interrupted)
+    check_refused(fedloom_("pretrain", "darts"), Interrupted, "The same command goes on with what is in pretrain/darts")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (["darst"], InvalidConfig, ("Did you mean 'darts'?",)),
+        (["mobilenetv3", "widht=1"], InvalidConfig, ("'widht=1' is not a setting of mobilenetv3",)),
+        (["mobilenetv3", "darts.operations=s2"], InvalidConfig, ("not a setting of mobilenetv3",)),
+        (["mobilenetv3", "mobilenetv3.widht=1"], InvalidConfig, ("Did you mean 'width'?",)),
+        (["mobilenetv3", "--file", "missing.safetensors"], InvalidConfig, ("no generator file missing.safetensors", "fedloom pretrain")),
+        (["mobilenetv3", "--features", "missing.pth"], InvalidData, ("missing.pth cannot be read",)),
+        (["mobilenetv3", "--data", "nowhere"], InvalidData, ("nowhere",)),
+        (["mobilenetv3", "--data", "cifar10"], InvalidData, ("cifar10 is not at data/cifar-10-batches-py",)),
+        (["mobilenetv3", "--sampler", "dmp"], InvalidConfig, ("no sampler named 'dmp'", "Did you mean 'dpm'?")),
+    ],
+)
+def test_generate_refuses(fedloom_: Fedloom, arguments: list[str], kind: Any, words: tuple[str, ...]) -> None:
+    check_refused(fedloom_("generate", *arguments), kind, *words)
+
+
+def test_generate_refuses_other_spaces_and_variants(fedloom_: Fedloom, unguided_darts: Path, folder: Path) -> None:
+    assert fedloom_("generate", "darts", "--file", unguided_darts).code == 0
+    variant = fedloom_("generate", "darts", "darts.operations=s2", "--file", unguided_darts)
+    check_refused(variant, InvalidConfig, unguided_darts, "its choices are not those of this darts", "fedloom pretrain darts")
+    other = fedloom_("generate", "darts", "--file", folder / "generator.safetensors")
+    check_refused(other, InvalidConfig, "is a generator for mobilenetv3 with 45 genes", "not those of this darts")
+
+
+def test_data_cannot_guide_without_a_predictor(fedloom_: Fedloom, unguided_darts: Path) -> None:
+    outcome = fedloom_("generate", "darts", "--file", unguided_darts, "--data", "digits")
+    check_refused(outcome, InvalidConfig, "has no predictor, so data cannot guide it", "--data")
+
+
+def test_a_space_without_a_shipped_generator(fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shelf, "shipped", lambda name: tmp_path / f"{name}.safetensors")
+    check_refused(fedloom_("generate", "darts"), InvalidConfig, "No generator for darts comes with Fedloom", "fedloom pretrain darts")
+
+
+def test_generate_refuses_files_that_are_no_generators(fedloom_: Fedloom, folder: Path) -> None:
+    file = folder / "generator.safetensors"
+    whole = file.read_bytes()
+
+    def refused(*words: str) -> None:
+        check_refused(fedloom_("generate", "mobilenetv3", "--file", file), InvalidData, file, *words)
+
+    flip_last_byte(file)
+    refused("damaged")
+    file.write_bytes(whole[:1000])
+    refused("damaged")
+    file.write_text("hello")
+    refused("damaged")
+    shutil.copy(folder / "features.safetensors", file)
+    refused("is fedloom.features/1, not fedloom.generator/1")
+    shutil.copy(folder / "denoiser.safetensors", file)
+    refused("not fedloom.generator/1")
+
+
+def test_a_description_that_does_not_fit_is_refused(folder: Path) -> None:
+    """Whole by its digest, but written by something else."""
+    file = folder / "generator.safetensors"
+    arrays, facts = read_arrays(file)
+    space = tiny_space("mobilenetv3")
+
+    def refused(arrays: dict[str, Any], facts: dict[str, Any]) -> None:
+        module.write_arrays(file, arrays, facts)
+        with pytest.raises(InvalidData, match=r"generator.safetensors (does not fit its own description|holds a generator named)"):
+            load_generator(space, str(file), "", CPU)
+
+    refused(arrays, {**facts, "settings": {}})
+    refused(arrays, {**facts, "settings": {**facts["settings"], "denoiser": {**facts["settings"]["denoiser"], "width": 16}}})
+    refused(arrays, {**facts, "settings": {**facts["settings"], "denoiser": {"depth": 3}}})
+    refused({name: array for name, array in arrays.items() if not name.startswith("predictor.")}, facts)
+    refused(arrays, {**facts, "model": "other"})
+    refused(arrays, {**facts, "strength": "much"})
