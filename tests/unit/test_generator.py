@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.seeds import rng
+from fedloom.files import read_arrays
 from fedloom.generator import generator as module
 from fedloom.generator.denoiser import SIGMA_MAX, SIGMA_MIN
 from fedloom.generator.features import FeatureExtractor, SmallFeatures
@@ -233,15 +235,27 @@ def test_the_shipped_predictor_guides(ours: Generator) -> None:
 
 def test_shipped_files_are_small_and_describe_themselves(ours: Generator) -> None:
     folder = shipped("mobilenetv3").parent
-    sizes = [path.stat().st_size for path in folder.iterdir()]
-    assert sizes and sum(sizes) <= 5_000_000
-    assert {path.suffix for path in folder.iterdir()} == {".safetensors"}  # nothing that could be executed
+    files = [path for path in folder.iterdir() if path.name != "README.md"]
+    assert files and sum(path.stat().st_size for path in files) <= 5_000_000
+    assert {path.suffix for path in files} == {".safetensors"}  # nothing that could be executed
     card = ours.facts["card"]
     assert card["validity"] == 1 and card["uniqueness_in_500"] >= 0.95 and card["data"] == "tinyimagenet"
     assert card["marginals_total_variation"]["largest"] <= 0.02 and card["marginals_total_variation"]["drawn"] == 20_000
     assert card["architectures"] >= 10_000 and card["tasks"] >= 200 and card["held_out_tasks"] > 0
     assert set(card["rank_correlation"]) == {"seen_tasks", "held_out_tasks", "held_out_tasks_others_data"}
     assert card["seconds"].keys() == {"denoiser", "features", "supernet", "labels", "predictor"} and card["device"]
+
+
+def test_model_cards_say_what_the_files_say() -> None:
+    text = (shipped("mobilenetv3").parent / "README.md").read_text()
+    largest = []
+    for name in ("mobilenetv3", "darts", "nasvit"):
+        arrays, facts = read_arrays(shipped(name))
+        largest.append(f"{facts['card']['marginals_total_variation']['largest']:.4f}")
+        assert re.search(rf"`{name}.safetensors` \|.*\| {sum(array.size for array in arrays.values()):,} \|", text)
+    assert f"largest total variation | {' | '.join(largest)} |" in text
+    found = read_arrays(shipped("mobilenetv3"))[1]["card"]["rank_correlation"]
+    assert all(f"| {found[key]:.3f} |" in text for key in ("seen_tasks", "held_out_tasks", "held_out_tasks_others_data"))
 
 
 def test_loading_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
