@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 import fedloom
-from fedloom.config import Settings, from_run, read_toml, to_toml
+from fedloom.config import COMPONENT_PATHS, Settings, from_run, read_toml, to_toml
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
 from fedloom.core.method import Method
@@ -45,7 +46,18 @@ def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
         settings = replace(settings, data=replace(settings.data, folder=str(Path(settings.data.folder).absolute())))
     if settings.weights:
         settings = replace(settings, weights=str(Path(settings.weights).absolute()))
+    settings = replace(settings, components=_full_paths(settings.components))
     return _execute(settings, store, watcher, resumed=False)
+
+
+def _full_paths(components: Mapping[str, Any]) -> dict[str, Any]:
+    """The components with files named so that any directory finds them; empty names stay empty."""
+    full = dict(components)
+    for key in COMPONENT_PATHS:
+        name, _, item = key.partition(".")
+        if path := getattr(full[name], item):
+            full[name] = replace(full[name], **{item: str(Path(path).absolute())})
+    return full
 
 
 def resume_run(folder: Path, watcher: Watcher) -> RunResult:

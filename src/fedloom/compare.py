@@ -101,7 +101,7 @@ def _flat(settings: Settings) -> dict[str, Any]:
     flat = {name: value for name, value in table.items() if not isinstance(value, dict)}
     flat |= {f"{name}.{key}": part for name, value in table.items() if isinstance(value, dict) for key, part in value.items()}
     del flat["run.folder"]
-    for key in ("data.folder", "weights"):
+    for key in ("data.folder", "weights", *config.COMPONENT_PATHS):
         flat[key] = flat[key] and str(Path(flat[key]).absolute())
     return flat
 

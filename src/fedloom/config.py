@@ -55,6 +55,9 @@ class Settings:
     components: Mapping[str, Any] = field(default_factory=dict)  # component name -> its settings, for all known components
 
 
+COMPONENT_PATHS = ("perfedsde.generator_file", "perfedsde.features")  # settings of components that name files
+
+
 def component_types() -> dict[str, type]:
     """Every component that has a table of settings."""
     found = {entry.name: entry.settings for registry in (METHODS, SPACES) for entry in registry}

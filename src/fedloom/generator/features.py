@@ -7,6 +7,7 @@ ImageNet, for users who have its public weights. Both map images to one vector e
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ COUNTER = "num_batches_tracked"  # of batch normalisation; only training needs i
 NAMED = 3  # keys that a refusal names
 
 
-class ImageNetwork(nn.Module):
+class ImageNetwork(nn.Module, ABC):
     """A network whose last maps, averaged over their area, are an image's features."""
 
     name: ClassVar[str]
@@ -35,9 +36,9 @@ class ImageNetwork(nn.Module):
     mean: ClassVar[tuple[float, ...]]  # on the 0..1 scale, fixed whatever the data: part of what the weights mean
     std: ClassVar[tuple[float, ...]]
 
+    @abstractmethod
     def maps(self, pixels: Tensor) -> Tensor:
         """(n, size, rows, columns) from prepared pixels (n, 3, side, side)."""
-        raise NotImplementedError
 
     def features(self, images: Tensor) -> Tensor:
         """(n, size) from images (n, 1 or 3, h, w) of values 0 to 255."""

@@ -20,17 +20,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.errors import UnusableFolder
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
-from fedloom.data.augment import Augmentation, augment
 from fedloom.files import read_arrays, write_arrays, write_file
 from fedloom.generator import paper
 from fedloom.generator.denoiser import Denoiser, DenoiserSettings, train_denoiser
-from fedloom.generator.features import FeatureExtractor, SmallFeatures, load_features
+from fedloom.generator.feature_training import FeatureSettings, train_features
+from fedloom.generator.features import FeatureExtractor, load_features
 from fedloom.generator.generator import STRENGTH, AnyGenerator, Generator
 from fedloom.generator.labels import (
     LabelSettings,
@@ -44,10 +43,9 @@ from fedloom.generator.paper_generator import PaperGenerator
 from fedloom.generator.paper_predictor import PaperTaskPredictor
 from fedloom.generator.paper_score import PREDICTOR_ONLY, SAMPLING_ONLY, SCORE_ONLY, PaperScoreNetwork, PaperSettings
 from fedloom.generator.predictor import Predictor, PredictorSettings, train_predictor
-from fedloom.generator.proxy import Proxy, ProxySettings, Subset, class_likeness, draw_tasks
+from fedloom.generator.proxy import Proxy, ProxySettings, Subset, class_likeness, draw_tasks, task_images
 from fedloom.generator.quality import DRAWN, predictor_quality, sampler_quality
 from fedloom.generator.shelf import arrays_of, digest_of, loaded, read_features, save_features, save_generator, tensor_digest
-from fedloom.generator.task_encoder import PER_CLASS, Grouped
 from fedloom.generator.tokens import Tokens
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Supernet
@@ -56,14 +54,6 @@ Progress = Callable[[str, int, int, str], None]  # (stage, done, of how many, re
 Network = TypeVar("Network", bound=nn.Module)
 KEPT_EVERY = 512  # labelled architectures between saved files
 TESTED = 0.05  # share of the labelled architectures that the predictor does not learn from; at least two
-
-
-@dataclass(frozen=True)
-class FeatureSettings:
-    file: str = setting("", "weights of ImageNet's ResNet-18 (.pth or .safetensors) to use instead of a small network of its own")
-    epochs: int = setting(12, "passes over the public images for the small network", low=1)
-    batch: int = setting(512, "images per step", low=2)
-    rate: float = setting(2e-3, "learning rate of AdamW at its peak", low=0)
 
 
 @dataclass(frozen=True)
@@ -330,59 +320,6 @@ def prefix(model: str) -> str:
 
 def result_file(folder: Path, model: str) -> Path:
     return folder / f"{prefix(model)}generator.safetensors"
-
-
-def train_features(proxy: Proxy, settings: FeatureSettings, seed: int, progress: Callable[[int, str], None]) -> SmallFeatures:
-    """The small feature network as a classifier of the public images; its classifier is then left out."""
-    device = proxy.train.labels.device
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = SmallFeatures(proxy.image.classes)
-    network = network.to(device).train()
-    optimiser = torch.optim.AdamW(network.parameters(), settings.rate, weight_decay=0.05)
-    examples, batch = proxy.train, min(settings.batch, len(proxy.train))
-    steps = len(examples) // batch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, settings.rate, total_steps=max(2, settings.epochs * steps))
-    augmentation = Augmentation(min(4, proxy.image.size // 8), True, 0)
-    for epoch in range(settings.epochs):
-        draw, hits = rng(seed, "epoch", epoch), torch.zeros((), device=device)
-        order = torch.from_numpy(draw.permutation(len(examples))).to(device)
-        for rows in order[: steps * batch].split(batch):
-            labels = examples.labels[rows]
-            logits = network(augment(examples.images[rows], augmentation, draw, proxy.pixels.mean))
-            loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-            hits += (logits.argmax(1) == labels).sum()
-        progress(epoch + 1, f"training accuracy {float(hits) / (steps * batch):.3f}")
-    network.classifier = None
-    return network.eval().requires_grad_(False)
-
-
-def task_images(proxy: Proxy, extractor: FeatureExtractor, tasks: Sequence[Subset]) -> Callable[[Sequence[int], torch.Generator], Grouped]:
-    """A function that shows tasks: fresh random images of each class, as a client would have them, 1 to 20 per class."""
-    features = extractor(proxy.train.images)
-    labels = proxy.train.labels
-    rows = [torch.nonzero(labels == label)[:, 0] for label in range(proxy.image.classes)]
-    fewest = min(map(len, rows))
-    table = torch.stack([features[own[:fewest]] for own in rows])  # (classes, images, F)
-
-    def show(numbers: Sequence[int], draw: torch.Generator) -> Grouped:
-        device, widest = table.device, max(len(tasks[number]) for number in numbers)
-        classes = torch.tensor(
-            np.stack([np.pad(tasks[n], (0, widest - len(tasks[n])), constant_values=-1) for n in numbers]), device=device
-        )
-        class_mask = classes >= 0
-        chosen = torch.randint(fewest, (*classes.shape, PER_CLASS), generator=draw, device=device)
-        grouped = table[classes.clamp_min(0)[..., None], chosen]  # (tasks, classes, images, F)
-        counts = torch.randint(1, PER_CLASS + 1, classes.shape, generator=draw, device=device)
-        image_mask = (torch.arange(PER_CLASS, device=device) < counts[..., None]) & class_mask[..., None]
-        shares = torch.where(class_mask, -class_mask.sum(1, keepdim=True).float().log(), 0.0)
-        return Grouped(grouped * image_mask[..., None], class_mask, image_mask, shares)
-
-    return show
 
 
 def predictor_card(generator: AnyGenerator, labels: Labels, proxy: Proxy) -> dict[str, Any]:

@@ -7,6 +7,7 @@ test of it. Some images of every class are kept from all training: they score.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,8 @@ from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.data.readers import Dataset, Pool
+from fedloom.generator.features import FeatureExtractor
+from fedloom.generator.task_encoder import PER_CLASS, Grouped
 from fedloom.spaces.base import ImageShape
 from fedloom.training.local import Pixels
 
@@ -142,3 +145,27 @@ def subset_accuracies(logits: Tensor, subsets: Tensor) -> Tensor:
     images, own = torch.arange(logits.shape[1], device=logits.device), torch.arange(subsets.shape[1], device=logits.device)
     part = logits[subsets[:, :, None, None], images[:, None], subsets[:, None, None, :]]  # (tasks, size, images, size)
     return (part.argmax(-1) == own[:, None]).float().mean((1, 2))
+
+
+def task_images(proxy: Proxy, extractor: FeatureExtractor, tasks: Sequence[Subset]) -> Callable[[Sequence[int], torch.Generator], Grouped]:
+    """A function that shows tasks: fresh random images of each class, as a client would have them, 1 to 20 per class."""
+    features = extractor(proxy.train.images)
+    labels = proxy.train.labels
+    rows = [torch.nonzero(labels == label)[:, 0] for label in range(proxy.image.classes)]
+    fewest = min(map(len, rows))
+    table = torch.stack([features[own[:fewest]] for own in rows])  # (classes, images, F)
+
+    def show(numbers: Sequence[int], draw: torch.Generator) -> Grouped:
+        device, widest = table.device, max(len(tasks[number]) for number in numbers)
+        classes = torch.tensor(
+            np.stack([np.pad(tasks[n], (0, widest - len(tasks[n])), constant_values=-1) for n in numbers]), device=device
+        )
+        class_mask = classes >= 0
+        chosen = torch.randint(fewest, (*classes.shape, PER_CLASS), generator=draw, device=device)
+        grouped = table[classes.clamp_min(0)[..., None], chosen]  # (tasks, classes, images, F)
+        counts = torch.randint(1, PER_CLASS + 1, classes.shape, generator=draw, device=device)
+        image_mask = (torch.arange(PER_CLASS, device=device) < counts[..., None]) & class_mask[..., None]
+        shares = torch.where(class_mask, -class_mask.sum(1, keepdim=True).float().log(), 0.0)
+        return Grouped(grouped * image_mask[..., None], class_mask, image_mask, shares)
+
+    return show
