@@ -12,7 +12,7 @@ import torch
 from fedloom import config
 from fedloom.assemble import usable_device
 from fedloom.core.architecture import Architecture
-from fedloom.core.errors import InvalidConfig
+from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DATASETS, Dataset, DataSettings, read
 from fedloom.exchange.models import make_supernet, space_settings
@@ -96,4 +96,7 @@ def _images(data: str) -> Dataset:
     """A data set by name, in the folder ``data``, or a folder of images."""
     if data in DATASETS and data != "folder":
         return read(DataSettings(name=data))
+    if not Path(data).is_dir():
+        names = ", ".join(name for name in DATASETS if name != "folder")
+        raise InvalidData(f"--data {data} is neither a folder of class folders nor a data set ({names})", place=data)
     return read(DataSettings(name="folder", folder=data))

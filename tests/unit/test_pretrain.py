@@ -409,3 +409,7 @@ def test_a_description_that_does_not_fit_is_refused(folder: Path) -> None:
     refused({name: array for name, array in arrays.items() if not name.startswith("predictor.")}, facts)
     refused(arrays, {**facts, "model": "other"})
     refused(arrays, {**facts, "strength": "much"})
+
+
+def test_data_that_is_neither_a_folder_nor_a_data_set(fedloom_: Fedloom) -> None:
+    check_refused(fedloom_("generate", "mobilenetv3", "--data", "nowhere"), InvalidData, "--data nowhere", "cifar10")

@@ -72,7 +72,7 @@ def load_generator(space: SearchSpace, file: str, features: str, device: torch.d
     tokens = Tokens(space)
     if any(facts.get(key) != value for key, value in tokens.signature.items()):
         theirs = f"{facts.get('space')} with {len(facts.get('choices', []))} genes"
-        cure = f"Train one for these choices with `fedloom pretrain {space.name}`"
+        cure = f"Train one for these choices with `fedloom pretrain {space.name}`, or set perfedsde.generator=evolution"
         raise InvalidConfig(
             f"{path} is a generator for {theirs}, and its choices are not those of this {space.name}. {cure}", path=str(path)
         )
