@@ -4,9 +4,9 @@ Needs a folder of `fedloom pretrain` with its supernet and labels, and the publi
 
     python benchmarks/guidance.py pretrain/mobilenetv3 mobilenetv3 [key=value…] [--device cuda] [--out benchmarks/results]
 
-Every arm is scored with the same supernet on the same images of the held-out classes; half of the images select (population, RBF),
-the other half report. Differences are paired over tasks, with a 95 % t interval. `--sweep` measures strengths of guidance on tasks
-of the classes that the predictor knows, which is where the default is chosen.
+Every arm is scored with the same supernet on the same images of the held-out classes, taken as the task says; a third of the images
+select (population, RBF), the others report. Differences are paired over tasks, with a 95 % t interval. `--sweep` measures strengths of
+guidance on tasks of the classes that the predictor knows, which is where the default is chosen.
 """
 
 from __future__ import annotations
@@ -28,20 +28,24 @@ from fedloom.assemble import environment, usable_device
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.data.readers import read
+from fedloom.generator.conditions import taken
 from fedloom.generator.denoiser import Denoiser
 from fedloom.generator.generator import Gain, Generator
-from fedloom.generator.labels import score_architectures, task_measure
+from fedloom.generator.labels import LabelSettings, score_architectures, task_measure
 from fedloom.generator.predictor import ArchitectureNetwork, PredictorSettings, behind_noise, falling_rate, levels
 from fedloom.generator.pretrain import Pretraining
-from fedloom.generator.proxy import Proxy, Subset, class_likeness, draw_tasks, make_proxy
+from fedloom.generator.proxy import Proxy, Subset, Task, class_likeness, draw_tasks, make_proxy
 from fedloom.generator.quality import unique_share
 from fedloom.generator.tokens import Tokens
 from fedloom.maths.paired import paired_difference
 from fedloom.spaces.base import SearchSpace
-from fedloom.surrogates.base import SURROGATES
+from fedloom.supernets.base import Supernet
+from fedloom.surrogates.base import SURROGATES, choose
 
 POPULATION = 3  # times the number of genes
 CANDIDATES, PICKED = 100, 10  # of the paper
+GUIDED, OTHERS, EVOLUTION = "guided by its data", "guided by another task's data", "crossover and mutation"
+OTHER_TASKS = 4  # whose architectures a task is compared with
 
 
 def size_gain(tokens: Tokens, denoiser: Denoiser, size: Callable[[Architecture], int], steps: int, device: torch.device) -> Gain:
@@ -73,32 +77,38 @@ def size_gain(tokens: Tokens, denoiser: Denoiser, size: Callable[[Architecture],
 
 
 class Truth:
-    """Accuracies of architectures on tasks, from the trained supernet."""
+    """Accuracies of architectures on a task, from the trained supernet."""
 
-    def __init__(self, work: Any, training: Pretraining, proxy: Proxy, weights: dict[str, Tensor]) -> None:
-        self.supernet, self.proxy, self.weights, self.settings = work.supernet(proxy.image), proxy, weights, training.settings.labels
+    def __init__(self, supernet: Supernet[Any], proxy: Proxy, weights: dict[str, Tensor], settings: LabelSettings) -> None:
+        self.supernet, self.proxy, self.weights, self.settings = supernet, proxy, weights, settings
 
-    def __call__(self, architectures: Sequence[Architecture], images: slice, tasks: Sequence[Subset]) -> np.ndarray:
-        """(architectures, tasks); only images of classes in some task are looked at."""
-        classes = np.unique(np.concatenate(tasks))
-        place = {label: number for number, label in enumerate(classes)}
-        measure = task_measure([np.array([place[label] for label in task]) for task in tasks], self.proxy.scoring.device)
+    def __call__(self, architectures: Sequence[Architecture], images: slice, tasks: Sequence[Task]) -> np.ndarray:
+        """(architectures, tasks); only images of classes in some task are looked at, once for every condition."""
+        classes = np.unique(np.concatenate([task.classes for task in tasks]))
+        among = [Task(np.searchsorted(classes, task.classes), task.condition) for task in tasks]
         columns = torch.from_numpy(classes).to(self.proxy.scoring.device)
-        rows = score_architectures(
-            self.supernet,
-            self.weights,
-            self.proxy,
-            list(architectures),
-            self.proxy.scoring[columns][:, images],
-            lambda logits: measure(logits[..., columns]),
-            self.settings,
-        )
-        return torch.stack(list(rows)).double().cpu().numpy()
+        found = np.full((len(architectures), len(tasks)), np.nan)
+        for condition in sorted({task.condition for task in tasks}):
+            measure = task_measure(among, condition, columns.device)
+            rows = score_architectures(
+                self.supernet,
+                self.weights,
+                self.proxy,
+                list(architectures),
+                self.proxy.scoring[columns][:, images],
+                lambda logits, measure=measure: measure(logits[..., columns]),  # type: ignore[misc]
+                self.settings,
+                condition,
+            )
+            own = [number for number, task in enumerate(tasks) if task.condition == condition]
+            found[:, own] = torch.stack(list(rows)).double().cpu().numpy()[:, own]
+        return found
 
 
 def evolved(space: SearchSpace, parents: Sequence[Architecture], count: int, draw: np.random.Generator) -> list[Architecture]:
     """Children by crossover and mutation, none of them a parent or twice."""
-    known, children = set(parents), []
+    known: set[Architecture] = set(parents)
+    children: list[Architecture] = []
     while len(children) < count:
         first, second = draw.integers(len(parents), size=2)
         child = space.mutate(space.crossover(parents[first], parents[second], draw), draw, 0.1)
@@ -114,7 +124,7 @@ def picked(
     """The best candidates by the RBF that was fitted to the population."""
     model = SURROGATES["rbf"](np.stack([space.encode(a) for a in population]), scores)
     predicted = model.predict(np.stack([space.encode(a) for a in candidates]))
-    return [candidates[place] for place in np.argsort(-predicted, kind="stable")[:PICKED]]
+    return choose(candidates, population, predicted, PICKED)
 
 
 def summary(values: np.ndarray) -> dict[str, float]:
@@ -145,118 +155,98 @@ def main() -> None:
     labels = training.labels(supernet, weights, proxy, extractor)
     predictor = training.predictor(denoiser, labels, proxy, extractor)
     generator = Generator(training.tokens, denoiser, predictor, extractor, work.settings.strength)
-    truth = Truth(work, training, proxy, weights)
-    space = training.space
+    truth = Truth(supernet, proxy, weights, work.settings.labels)
+    space, tokens = training.space, training.tokens
     per_class = proxy.scoring.shape[1]
     select, report = slice(0, per_class // 3), slice(per_class // 3, per_class)
     likeness = class_likeness(extractor(proxy.train.images), proxy.train.labels, proxy.image.classes)
 
-    def some_tasks(classes: Subset, count: int, name: str) -> list[Subset]:
+    def some_tasks(classes: Subset, count: int, name: str) -> list[Task]:
         return draw_tasks(work.settings.proxy, classes, count, likeness, rng(arguments.seed, name))
 
-    def vector(task: Subset, number: int) -> Tensor:
+    def vector(task: Task, number: int) -> Tensor:
         """The condition of a client that has some training images of these classes."""
         draw, rows = rng(arguments.seed, "images", number), []
-        for label in task:
+        for label in task.classes:
             own = torch.nonzero(proxy.train.labels == label)[:, 0].cpu().numpy()
             rows.append(draw.permutation(own)[:20])
         chosen = torch.from_numpy(np.concatenate(rows)).to(device)
-        found = generator.task(proxy.train.images[chosen], proxy.train.labels[chosen])
+        found = generator.task(taken(proxy.train.images[chosen], task.condition), proxy.train.labels[chosen])
         assert found is not None
         return found
 
-    def guided(task: Subset, number: int, count: int, strength: float) -> list[Architecture]:
+    def guided(task: Task, number: int, count: int, strength: float) -> list[Architecture]:
         return generator.draw(count, rng(arguments.seed, "guided", number), vector(task, number), strength)
+
+    def random(count: int, *name: str | int) -> list[Architecture]:
+        return tokens.architectures(space.sample_many(rng(arguments.seed, *name), count))
 
     found: dict[str, Any] = {"space": arguments.space, "each": arguments.each, "seed": arguments.seed}
     strength = generator.strength if arguments.strength is None else arguments.strength
-    size_steps = min(1500, work.settings.predictor.steps)
+    count = arguments.each
 
     if arguments.sweep:  # on classes the predictor knows, so that the held-out ones choose nothing
-        tasks = some_tasks(proxy.shown, 16, "sweep")
-        random = truth(training.tokens.architectures(space.sample_many(rng(arguments.seed, "sweep"), 60)), report, tasks).mean(0)
-        found["sweep"] = {"random": summary(random)}
+        tasks = some_tasks(proxy.shown, 18, "sweep")
+        found["sweep"] = {"random": summary(truth(random(60, "sweep"), report, tasks).mean(0))}
         for value in arguments.sweep:
             sets = [guided(task, number, 16, value) for number, task in enumerate(tasks)]
             own = np.array([truth(members, report, [task]).mean() for members, task in zip(sets, tasks, strict=True)])
-            unique = [
-                unique_share(np.array([a.choices for a in guided(task, 100 + number, 500, value)])) for number, task in enumerate(tasks[:2])
-            ]
-            found["sweep"][str(value)] = {**summary(own), "uniqueness_in_500": float(np.mean(unique))}
+            many = [guided(task, 100 + number, 500, value) for number, task in enumerate(tasks[:2])]
+            unique = float(np.mean([unique_share(np.array([a.choices for a in drawn])) for drawn in many]))
+            found["sweep"][str(value)] = {**summary(own), "uniqueness_in_500": unique}
             print("strength", value, found["sweep"][str(value)], flush=True)
-        strength = max(arguments.sweep, key=lambda value: found["sweep"][str(value)]["mean"]) if arguments.strength is None else strength
 
     tasks = some_tasks(proxy.held_out, arguments.tasks, "guidance")
-    count = arguments.each
     shared = {
-        "random": training.tokens.architectures(space.sample_many(rng(arguments.seed, "random"), 4 * count)),
-        "unguided": generator.draw(4 * count, rng(arguments.seed, "unguided")),
+        "random": random(3 * count, "random"),
+        "unguided": generator.draw(3 * count, rng(arguments.seed, "unguided")),
         "largest": [space.named["largest"]],
     }
     for name, size in (("parameters", lambda a: space.cost(a).parameters), ("macs", lambda a: space.cost(a).macs)):
-        gain = size_gain(training.tokens, denoiser, size, size_steps, device)
-        draw = rng(arguments.seed, "size", name)
-        shared[f"guided by {name}"] = training.tokens.architectures(generator.draw_choices(4 * count, draw, gain, strength))
-    arms = {name: truth(members, report, tasks).mean(0) for name, members in shared.items()}  # each (tasks,)
-    costs = {name: float(np.mean([space.cost(a).parameters for a in members])) for name, members in shared.items()}
+        gain = size_gain(tokens, denoiser, size, min(1500, work.settings.predictor.steps), device)
+        choices = generator.draw_choices(3 * count, rng(arguments.seed, "size", name), gain, strength)
+        shared[f"guided by {name}"] = tokens.architectures(choices)
+    arms = {name: truth(drawn, report, tasks).mean(0) for name, drawn in shared.items()}  # each (tasks,)
+    costs = {name: float(np.mean([space.cost(a).parameters for a in drawn])) for name, drawn in shared.items()}
     print("shared arms", {name: round(float(values.mean()), 4) for name, values in arms.items()}, flush=True)
 
     sets = [guided(task, number, count, strength) for number, task in enumerate(tasks)]
-    cross = np.stack([truth(members, report, tasks).mean(0) for members in sets])  # (guided for, measured on)
-    arms["guided"] = np.diag(cross).copy()
-    arms["guided by another task's data"] = (cross.sum(0) - np.diag(cross)) / (len(tasks) - 1)
-    costs["guided"] = float(np.mean([space.cost(a).parameters for members in sets for a in members]))
-    print(
-        "guided",
-        round(float(arms["guided"].mean()), 4),
-        "others",
-        round(float(arms["guided by another task's data"].mean()), 4),
-        flush=True,
-    )
+    costs[GUIDED] = float(np.mean([space.cost(a).parameters for drawn in sets for a in drawn]))
+    arms |= {GUIDED: np.empty(len(tasks)), OTHERS: np.empty(len(tasks))}
+    shifts = sorted({max(1, round((turn + 0.5) * len(tasks) / OTHER_TASKS)) for turn in range(OTHER_TASKS)})
+    for number, task in enumerate(tasks):  # what is drawn for this task, and for others elsewhere in the list
+        others = [sets[(number + shift) % len(tasks)] for shift in shifts]
+        arms[GUIDED][number] = truth(sets[number], report, [task]).mean()
+        arms[OTHERS][number] = np.mean([truth(drawn, report, [task]).mean() for drawn in others])
+    print({name: round(float(arms[name].mean()), 4) for name in (GUIDED, OTHERS)}, flush=True)
 
-    population = training.tokens.architectures(space.sample_many(rng(arguments.seed, "population"), POPULATION * len(space.genes)))
+    population = random(POPULATION * len(space.genes), "population")
     scores = truth(population, select, tasks)  # (population, tasks)
-    rivals: dict[str, list[float]] = {
-        "crossover and mutation": [],
-        "crossover and mutation + RBF": [],
-        "guided + RBF": [],
-        "random + RBF": [],
-    }
+    rivals: dict[str, list[float]] = {}
     for number, task in enumerate(tasks):
         children = evolved(space, population, CANDIDATES, rng(arguments.seed, "children", number))
-        own = [a for a in dict.fromkeys(guided(task, 1000 + number, CANDIDATES, strength)) if a not in set(population)]
-        fresh = training.tokens.architectures(space.sample_many(rng(arguments.seed, "fresh", number), CANDIDATES))
-        groups = {
-            "crossover and mutation": children[:PICKED],
-            "crossover and mutation + RBF": picked(space, population, scores[:, number], children),
-            "guided + RBF": picked(space, population, scores[:, number], own),
-            "random + RBF": picked(space, population, scores[:, number], fresh),
-        }
-        for name, members in groups.items():
-            rivals[name].append(float(truth(members, report, [task]).mean()))
+        sources = {EVOLUTION: children, "random": random(CANDIDATES, "fresh", number)}
+        sources[GUIDED] = guided(task, 1000 + number, CANDIDATES, strength)
+        groups = {f"{name} + RBF": picked(space, population, scores[:, number], drawn) for name, drawn in sources.items()}
+        for name, drawn in {EVOLUTION: children[:PICKED], **groups}.items():
+            rivals.setdefault(name, []).append(float(truth(drawn, report, [task]).mean()))
     arms |= {name: np.array(values) for name, values in rivals.items()}
 
-    differences = {}
-    for name, values in arms.items():
-        if name in ("guided", "guided + RBF"):
-            continue
-        difference = paired_difference(values, arms["guided"])
-        differences[f"guided - {name}"] = {"mean": difference.mean, "low": difference.low, "high": difference.high, "p": difference.p}
-    difference = paired_difference(rivals["crossover and mutation + RBF"], rivals["guided + RBF"])
-    differences["guided + RBF - crossover and mutation + RBF"] = {
-        "mean": difference.mean,
-        "low": difference.low,
-        "high": difference.high,
-        "p": difference.p,
-    }
+    def difference(ours: str, theirs: str) -> dict[str, float | None]:
+        paired = paired_difference(arms[theirs], arms[ours])
+        return {"mean": paired.mean, "low": paired.low, "high": paired.high, "p": paired.p}
+
+    pairs = [(GUIDED, name) for name in arms if not name.startswith(GUIDED)] + [(GUIDED, OTHERS)]
+    pairs += [(f"{GUIDED} + RBF", f"{name} + RBF") for name in (EVOLUTION, "random")]
     found |= {
         "strength": strength,
         "tasks": len(tasks),
+        "conditions": list(work.settings.proxy.conditions),
         "images_per_class": {"selecting": select.stop, "reporting": per_class - select.stop},
         "arms": {name: summary(values) for name, values in arms.items()},
         "parameters": costs,
-        "differences": differences,
-        "uniqueness_guided": float(np.mean([unique_share(np.array([a.choices for a in members])) for members in sets])),
+        "differences": {f"{ours} - {theirs}": difference(ours, theirs) for ours, theirs in pairs},
+        "uniqueness": float(np.mean([unique_share(np.array([a.choices for a in drawn])) for drawn in sets])),
         "seconds": round(time.perf_counter() - start, 1),
         "environment": environment(device),
     }

@@ -16,7 +16,7 @@ from fedloom.files import read_arrays
 from fedloom.generator import generator as module
 from fedloom.generator.denoiser import SIGMA_MAX, SIGMA_MIN
 from fedloom.generator.features import FeatureExtractor, SmallFeatures
-from fedloom.generator.generator import Generator, noise_levels
+from fedloom.generator.generator import FAINT, Generator, noise_levels
 from fedloom.generator.predictor import TASK, Predictor, PredictorSettings
 from fedloom.generator.quality import marginals, sampler_quality
 from fedloom.generator.shelf import load_generator, shipped
@@ -131,6 +131,12 @@ def test_the_count_is_exact_whatever_fits_at_once(monkeypatch: pytest.MonkeyPatc
     assert len(set(drawn)) == 20  # no part is drawn twice
 
 
+def test_none_are_an_empty_list() -> None:
+    generator = guided("mobilenetv3")
+    assert generator.draw(0, rng(0)) == generator.draw(0, rng(0), torch.zeros(TASK)) == []
+    assert generator.draw_choices(0, rng(0)).shape == (0, len(generator.tokens.space.genes))
+
+
 def test_the_generator_of_random_numbers_decides_everything() -> None:
     generator = replace(guided("mobilenetv3"), sampler="dpm_sde", steps=3)
     task = generator.task(images(10), torch.arange(10) % 2)
@@ -153,6 +159,19 @@ def test_tasks_and_strengths_matter_and_no_strength_is_no_guidance() -> None:
     assert draw(50 * one) != draw(-50 * one)
     without = replace(generator, predictor=None)
     assert not without.guided and [*without.draw(12, rng(0), one)] == draw()
+
+
+def test_a_gain_is_in_units_of_its_own_spread_unless_that_is_faint() -> None:
+    """So a strength means the same for every task; but what hardly varies is not blown up to the size of the others."""
+    generator = guided("mobilenetv3")
+    tokens, predictor, task = generator.tokens, generator.predictor, torch.randn(TASK, generator=torch.Generator().manual_seed(0))
+    assert predictor is not None and generator.guide(None) is None
+    certain = (tokens.random, torch.full((256,), SIGMA_MIN))
+    spread = float(predictor.gain(*certain, task).std())
+    for wanted, expected in ((20 * FAINT, 1.0), (FAINT, 1.0), (0.1 * FAINT, 0.1)):
+        predictor.architecture.write.weight.mul_(wanted / spread)
+        spread, gain = wanted, generator.guide(task)
+        assert gain is not None and float(gain(*certain).std()) == pytest.approx(expected, rel=1e-3)
 
 
 def test_only_a_guided_generator_has_tasks() -> None:

@@ -27,7 +27,8 @@ from support import Fedloom, check_refused
 
 TINY = """model=paper data.name=digits mobilenetv3.width=0.05 denoiser.architectures=200 features.epochs=1 features.batch=512
     proxy.image_size=8 proxy.reserved=20 proxy.tasks=6 proxy.held_out_tasks=3 proxy.task_sizes=[2,3] supernet.epochs=1 supernet.batch=512
-    labels.architectures=12 labels.images=4 labels.calibration=16 paper.layers=1 paper.width=16 paper.heads=2 paper.feed=16
+    labels.architectures=16 labels.images=4 proxy.conditions=["plain","closer"] labels.calibration=16
+    paper.layers=1 paper.width=16 paper.heads=2 paper.feed=16
     paper.graph_layers=1 paper.graph_width=16 paper.batch=32 paper.score_steps=5 paper.predictor_steps=5 paper.sampling_steps=3"""
 CPU = torch.device("cpu")
 STAGES = {"paper_score", "features", "supernet", "labels", "paper_predictor"}

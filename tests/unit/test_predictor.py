@@ -63,7 +63,7 @@ def predictor(world: World) -> Predictor:
 
 
 def certain(tokens: Tokens, choices: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    shares = tokens.one_hot(tokens.encode(np.array(choices))).gt(0).float()
+    shares = tokens.shares(tokens.encode(np.array(choices)))
     return shares, torch.full((len(shares),), SIGMA_MIN)
 
 

@@ -33,6 +33,7 @@ TINY = (
     *SMALL,
     *("data.name=digits", "mobilenetv3.width=0.05", "mobilenetv3.strides=[2,2,1,1,1]", "seed=3"),
     *("features.epochs=1", "features.batch=256", "proxy.reserved=90", "proxy.tasks=6", "proxy.held_out_tasks=3", "proxy.task_sizes=[2,3]"),
+    'proxy.conditions=["plain"]',
     *("supernet.epochs=2", "supernet.batch=128", "labels.architectures=12", "labels.images=2", "labels.calibration=8"),
     *("predictor.steps=2", "predictor.tasks=2", "predictor.architectures=4", "predictor.width=8"),
 )
@@ -60,7 +61,7 @@ def pretrain(folder: Path, *changes: str, stop: tuple[str, int] | None = None, s
 def little_to_draw_and_to_keep() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "DRAWN", 40)
-        patch.setattr(module, "KEPT_EVERY", 4)
+        patch.setattr(module, "BLOCK", 4)
         yield
 
 
@@ -126,9 +127,11 @@ def test_what_the_labels_say(made: tuple[Path, AnyGenerator, Told]) -> None:
 def test_a_predictor_is_tested_on_architectures_it_has_not_seen(labelled: int, learned: int) -> None:
     labels = module.Labels(np.arange(labelled)[:, None], torch.arange(labelled)[:, None] * torch.ones(3), [], 2)
     known, accuracies = labels.learned
-    assert known[:, 0].tolist() == accuracies[:, 0].tolist() == list(range(learned)) and accuracies.shape[1] == 2  # no held-out task
     unknown, true = labels.tested
-    assert unknown[:, 0].tolist() == true[:, 0].tolist() == list(range(learned, labelled)) and true.shape[1] == 3
+    assert len(known) == learned and accuracies.shape[1] == 2 and true.shape[1] == 3  # no held-out task is learned from
+    assert known[:, 0].tolist() == accuracies[:, 0].tolist() and unknown[:, 0].tolist() == true[:, 0].tolist()
+    assert sorted([*known[:, 0], *unknown[:, 0]]) == list(range(labelled))
+    assert np.diff(unknown[:, 0]).max() <= 20  # from every block
 
 
 def test_a_second_call_finds_everything_and_changes_nothing(folder: Path) -> None:
@@ -165,6 +168,61 @@ def test_parts_that_are_there_are_not_repeated(made: tuple[Path, AnyGenerator, T
     assert without_seconds(folder) == without_seconds(made[0])
 
 
+@pytest.mark.parametrize(("images", "parts"), [(2, 3), (70, 2), (10_000, 1)])
+def test_blocks_of_architectures_see_different_images(images: int, parts: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Twelve architectures in blocks of four; as many parts of the images as there are, in turn, then the first again."""
+    seen: list[torch.Tensor] = []
+    returned: list[module.Labels] = []
+    score, labels = module.score_architectures, module.Pretraining.labels
+
+    def watched(supernet: Any, weights: Any, proxy: Any, architectures: Any, images: torch.Tensor, *more: Any) -> Any:
+        assert len(architectures) == 4
+        seen.append(images)
+        return score(supernet, weights, proxy, architectures, images, *more)
+
+    def kept(self: module.Pretraining, *given: Any) -> module.Labels:
+        returned.append(labels(self, *given))
+        return returned[-1]
+
+    monkeypatch.setattr(module, "score_architectures", watched)
+    monkeypatch.setattr(module.Pretraining, "labels", kept)
+    for stage in ("labels", "predictor"):
+        (folder / f"{stage}.safetensors").unlink()
+    pretrain(folder, f"labels.images={images}")
+    scoring = make_proxy(read(DataSettings(name="digits")), ProxySettings(reserved=90), CPU).scoring
+    assert len(seen) == 3
+    for turn, part in enumerate(seen):
+        first = turn % parts * images
+        assert torch.equal(part, scoring[:, first : first + images])
+    arrays, _ = read_arrays(folder / "labels.safetensors")  # as measured; what a predictor learns from is equally hard
+    measured = torch.from_numpy(arrays["accuracies"]).float()
+    found = returned[0].accuracies
+    for part in range(parts):
+        rows = np.arange(12) // 4 % parts == part
+        assert torch.allclose(found[rows].mean(0), measured.mean(0), atol=1e-6)
+        assert torch.allclose(found[rows] - found[rows].mean(0), measured[rows] - measured[rows].mean(0), atol=1e-6)
+    assert parts == 1 or not torch.equal(found, measured)
+
+
+def test_tasks_in_conditions(tmp_path: Path) -> None:
+    """24 architectures, two conditions: each architecture is scored in one of them, on the tasks of that condition."""
+    generator, told = pretrain(tmp_path, 'proxy.conditions=["plain","farther"]', "labels.architectures=24", "proxy.held_out_tasks=4")
+    accuracies = torch.from_numpy(read_arrays(tmp_path / "labels.safetensors")[0]["accuracies"])
+    farther = np.array([False, False, True, True, False, False] + [False, False, True, True])  # of sizes two and three each
+    block = np.arange(24) // 4 % 2 == 1
+    assert torch.equal(accuracies.isfinite(), torch.from_numpy(block[:, None] == farther))
+    assert [entry[3].split()[-1] for entry in told if entry[0] == "labels"] == ["(plain)", "(farther)"] * 3
+    assert generator.predictor is not None and all(tensor.isfinite().all() for tensor in generator.predictor.state_dict().values())
+    assert all(np.isfinite(value) for value in generator.facts["card"]["rank_correlation"].values())
+
+
+def test_too_few_architectures_for_the_conditions(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"labels.architectures is 12, too few to see 2 conditions. Label at least 16"):
+        pretrain(tmp_path, 'proxy.conditions=["plain","grey"]')
+    with pytest.raises(InvalidConfig, match=r"proxy.conditions is empty"):
+        pretrain(tmp_path, "proxy.conditions=[]")
+
+
 def test_another_seed_makes_another_generator(made: tuple[Path, AnyGenerator, Told], tmp_path: Path) -> None:
     pretrain(tmp_path, "seed=4")
     ours, other = without_seconds(made[0]), without_seconds(tmp_path)
@@ -179,7 +237,7 @@ def test_another_seed_makes_another_generator(made: tuple[Path, AnyGenerator, To
         ("features.epochs=2", "features", " (epochs differ)"),
         ("supernet.rate=0.1", "supernet", " (rate differ)"),
         ("mobilenetv3.width=0.1", "supernet", " (space differ)"),
-        ("labels.images=3", "labels", " (images, data differ)"),
+        ("labels.images=3", "labels", " (images differ)"),
         ("proxy.reserved=91", "features", " (data differ)"),
         ("proxy.tasks=7", "labels", " (tasks, data differ)"),
         (f"features.file={shelf.shipped('features')}", "labels", " (data differ)"),  # other tasks: other classes are alike

@@ -104,8 +104,8 @@ def test_held_out_classes_are_in_no_task_that_is_shown(proxy: Proxy) -> None:
         settings = replace(SETTINGS, alike=alike)
         shown = draw_tasks(settings, proxy.shown, 200, likeness, rng("tasks"))
         held_out = draw_tasks(settings, proxy.held_out, 50, likeness, rng("tasks"))
-        assert {int(label) for task in shown for label in task} == set(proxy.shown.tolist())
-        assert {int(label) for task in held_out for label in task} == set(proxy.held_out.tolist())
+        assert {int(label) for task in shown for label in task.classes} == set(proxy.shown.tolist())
+        assert {int(label) for task in held_out for label in task.classes} == set(proxy.held_out.tolist())
 
 
 def test_sizes_come_in_turn_and_never_exceed_the_classes() -> None:
@@ -113,8 +113,15 @@ def test_sizes_come_in_turn_and_never_exceed_the_classes() -> None:
     settings = replace(SETTINGS, task_sizes=(2, 3, 9))
     for alike in (0.0, 0.5, 1.0):
         tasks = draw_tasks(replace(settings, alike=alike), np.arange(5), 30, likeness, rng("sizes"))
-        assert [len(task) for task in tasks] == [2, 3, 5] * 10
-        assert all(len(set(task.tolist())) == len(task) and sorted(task) == task.tolist() for task in tasks)
+        assert [len(task.classes) for task in tasks] == [2, 3, 5] * 10
+        assert all(sorted(set(task.classes.tolist())) == task.classes.tolist() for task in tasks)
+
+
+def test_every_condition_comes_with_every_size() -> None:
+    settings = replace(SETTINGS, task_sizes=(2, 3), conditions=("plain", "grey", "noisy"))
+    tasks = draw_tasks(settings, np.arange(5), 12, np.zeros((5, 5)), rng("conditions"))
+    assert [task.condition for task in tasks] == ["plain", "plain", "grey", "grey", "noisy", "noisy"] * 2
+    assert {(len(task.classes), task.condition) for task in tasks} == {(size, name) for size in (2, 3) for name in settings.conditions}
 
 
 def test_classes_that_look_alike_come_together() -> None:
@@ -124,9 +131,9 @@ def test_classes_that_look_alike_come_together() -> None:
     settings = replace(SETTINGS, task_sizes=(3,))
     alike = draw_tasks(replace(settings, alike=1.0), np.arange(12), 100, likeness, rng("alike"))
     random = draw_tasks(replace(settings, alike=0.0), np.arange(12), 100, likeness, rng("alike"))
-    assert all(len(set(family[task])) == 1 for task in alike)
-    assert sum(len(set(family[task])) == 1 for task in random) < 40  # 2 of 11 on average: 18
-    assert len({tuple(task) for task in alike}) > 20
+    assert all(len(set(family[task.classes])) == 1 for task in alike)
+    assert sum(len(set(family[task.classes])) == 1 for task in random) < 40  # 2 of 11 on average: 18
+    assert len({tuple(task.classes) for task in alike}) > 20
 
 
 def test_the_likeness_of_classes_by_hand() -> None:

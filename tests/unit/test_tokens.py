@@ -49,6 +49,22 @@ def test_genes_without_effect_are_absent() -> None:
     assert symbols.tolist() == [[0, 3, 3], [1, 0, 0], [1, 2, 1]]
 
 
+def test_shares_are_certain() -> None:
+    tokens = Tokens(Toy(2, 1, 3, 2))
+    shares = tokens.shares(torch.tensor([[0, 3, 3], [1, 2, 1]]))
+    assert shares.tolist() == [[[1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]], [[0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]]]
+    assert shares.dtype == torch.float32
+
+
+def test_the_same_random_architectures_every_time(space: SearchSpace) -> None:
+    one, other = Tokens(space), Tokens(space)
+    assert one.random is one.random and torch.equal(one.random, other.random)
+    assert one.random.shape == (256, *one.mask.shape) and torch.equal(one.random.sum(-1), torch.ones(256, len(one)))
+    assert not one.random[:, ~one.mask].any()
+    choices = one.decode(one.random)  # and back: nothing but architectures of the space, as it draws them
+    assert torch.equal(one.shares(one.encode(choices)), one.random) and len(np.unique(choices, axis=0)) > 200
+
+
 def test_tables_hold_plus_and_minus_one_and_nothing_where_a_row_has_no_symbol() -> None:
     tokens = Tokens(Toy(2, 1, 3, 2))
     table = tokens.one_hot(torch.tensor([[0, 3, 3], [1, 2, 1]]))

@@ -35,6 +35,7 @@ STEPS = 12  # of the fast sampler
 REFERENCE_STEPS = 1000  # of the paper's
 RHO = 3.0  # how much finer the levels become towards the end
 STRENGTH = 3.0  # of guidance: about how many standard deviations the mean predicted accuracy moves
+FAINT = 0.1  # a gain that varies less than this (in spreads of accuracy over architectures) guides less: it may be chance
 AT_ONCE = 500  # architectures per pass: bounds memory
 
 Gain = Callable[[Tensor, Tensor], Tensor]  # (what a model's predictor sees of architectures (n, rows, symbols), sigma (n,)) -> (n,)
@@ -127,17 +128,18 @@ class AnyGenerator(ABC):
             return None
         return self.predictor.task(grouped_features(self.extractor, images, labels))
 
+    def guide(self, task: Tensor | None) -> Gain | None:
+        """What guides towards the architectures of a task."""
+        if task is None or self.predictor is None:
+            return None
+        predictor, vector = self.predictor, task.to(self.device)
+        return lambda seen, sigma: predictor.gain(seen, sigma, vector)
+
     def draw(self, count: int, rng: np.random.Generator, task: Tensor | None = None, strength: float | None = None) -> list[Architecture]:
         """Architectures for a task, or of the whole space without one. Valid by construction; repeats are rare, not impossible."""
-        gain: Gain | None = None
-        if task is not None and self.predictor is not None:
-            predictor, vector = self.predictor, task.to(self.device)
-
-            def gain(seen: Tensor, sigma: Tensor) -> Tensor:
-                return predictor.gain(seen, sigma, vector) / predictor.swing
-
-        choices = self.draw_choices(count, rng, gain, self.strength if strength is None else strength)
-        return self.tokens.architectures(choices)
+        strength = self.strength if strength is None else strength
+        gain = self.guide(task) if strength else None
+        return self.tokens.architectures(self.draw_choices(count, rng, gain, strength))
 
     @torch.no_grad()
     def draw_choices(self, count: int, rng: np.random.Generator, gain: Gain | None = None, strength: float = 0.0) -> Choices:
@@ -149,7 +151,7 @@ class AnyGenerator(ABC):
             shape = (min(AT_ONCE, count - first), *self.denoiser.mask.shape)
             noise = lambda shape=shape: torch.from_numpy(rng.standard_normal(shape, np.float32)).to(self.device) * self.denoiser.mask  # noqa: E731
             parts.append(self.tokens.decode(sample(denoise, self.start(shape[0], rng, noise, guided), levels, noise)))
-        return np.concatenate(parts)
+        return np.concatenate(parts) if parts else np.empty((0, len(self.tokens.space.genes)), np.int64)
 
 
 @dataclass(frozen=True)
@@ -181,5 +183,16 @@ class Generator(AnyGenerator):
         return tilted(self.denoiser, gain, strength)
 
     def certain(self, choices: Choices) -> tuple[Tensor, Tensor]:
-        shares = self.tokens.one_hot(self.tokens.encode(choices).to(self.device)).gt(0).float()
+        return self._certain(self.tokens.shares(self.tokens.encode(choices).to(self.device)))
+
+    @torch.no_grad()
+    def guide(self, task: Tensor | None) -> Gain | None:
+        """In units of the gain's own spread over random architectures, so that a strength means the same for all tasks."""
+        gain = super().guide(task)
+        if gain is None:
+            return None
+        spread = gain(*self._certain(self.tokens.random.to(self.device))).std().clamp_min(FAINT)
+        return lambda seen, sigma: gain(seen, sigma) / spread
+
+    def _certain(self, shares: Tensor) -> tuple[Tensor, Tensor]:
         return shares, torch.full((len(shares),), SIGMA_MIN, device=self.device)

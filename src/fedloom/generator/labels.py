@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
+from fedloom.core.client_site import Examples
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
-from fedloom.generator.proxy import Proxy, Subset, subset_accuracies
+from fedloom.generator.conditions import mixed, taken
+from fedloom.generator.proxy import Proxy, Task, subset_accuracies
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.training.local import Draw, Trainer, one_of
 from fedloom.training.recipe import TrainingSettings, falling
@@ -37,15 +39,21 @@ class SupernetSettings:
 @dataclass(frozen=True)
 class LabelSettings:
     architectures: int = setting(10_240, "different architectures to score", low=8)
-    images: int = setting(30, "scoring images per class", low=2)
+    images: int = setting(30, "scoring images per class that an architecture is scored on; others see others", low=2)
     calibration: int = setting(512, "training images on which normalisation statistics are measured", low=2)
     half: bool = setting(True, "score in bfloat16 where the device is a GPU")
 
 
 def train_proxy_supernet(
-    supernet: Supernet[Any], proxy: Proxy, settings: SupernetSettings, weights: Weights, first: int, seed: int
+    supernet: Supernet[Any],
+    proxy: Proxy,
+    conditions: tuple[str, ...],
+    settings: SupernetSettings,
+    weights: Weights,
+    first: int,
+    seed: int,
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Epoch by epoch from ``first``: (epochs done, weights).
+    """Epoch by epoch from ``first``: (epochs done, weights). Every image comes in a random one of the conditions, another in each epoch.
 
     The largest network comes first, then its subnets, as in once-for-all (Cai et al., 2020): residual blocks start as the identity, and
     random subnets alone leave them there, so that hardly anything would depend on the architecture.
@@ -70,7 +78,8 @@ def train_proxy_supernet(
         subnets = largest if epoch < round(settings.largest * settings.epochs) else smaller
         # The first epoch warms up; momentum starts afresh with every epoch.
         rate = falling(settings.rate, epoch / settings.epochs, "cosine") * (0.25 if epoch == 0 else 1.0)
-        trained = trainer.train_supernet(weights, subnets, proxy.train, [rate], rng(seed, "supernet", epoch))
+        examples = mixed(proxy.train, conditions, rng(seed, "conditions", epoch))
+        trained = trainer.train_supernet(weights, subnets, examples, [rate], rng(seed, "supernet", epoch))
         weights = trained.weights
         yield epoch + 1, trained.weights
 
@@ -83,34 +92,48 @@ def score_architectures(
     images: Tensor,
     measure: Callable[[Tensor], Tensor],
     settings: LabelSettings,
+    condition: str = "plain",
 ) -> Iterator[Tensor]:
     """``measure`` of the logits (classes, images, all classes) of each architecture on images (classes, images, c, h, w), one by one."""
     classes, count = images.shape[:2]
     recipe = TrainingSettings(calibration=settings.calibration, execution="sliced")
     scorer = Scorer(supernet, recipe, proxy.pixels)
-    pixels = proxy.pixels.normalise(images.flatten(0, 1))
-    calibration = scorer.calibration_images(proxy.train)
+    pixels = proxy.pixels.normalise(taken(images.flatten(0, 1), condition))
+    calibration = scorer.calibration_images(Examples(taken(proxy.train.images, condition), proxy.train.labels))
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=settings.half and pixels.is_cuda):
         for part in scorer.logits(weights, architectures, pixels, calibration):
             for logits in part:
                 yield measure(logits.float().view(classes, count, -1))
 
 
-def task_measure(tasks: Sequence[Subset], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Accuracies on all these tasks, (tasks,), from the logits of every class's images."""
-    sizes = {size: [number for number, task in enumerate(tasks) if len(task) == size] for size in {len(task) for task in tasks}}
+def task_measure(tasks: Sequence[Task], condition: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Accuracies on tasks, (tasks,), from the logits of every class's images in this condition; nan for tasks in other conditions."""
+    own = [(number, task.classes) for number, task in enumerate(tasks) if task.condition == condition]
     groups = [
-        (torch.tensor(numbers, device=device), torch.tensor(np.stack([tasks[n] for n in numbers]), device=device))
-        for numbers in sizes.values()
+        (torch.tensor([number for number, _ in members], device=device), torch.tensor(np.stack([c for _, c in members]), device=device))
+        for size in {len(classes) for _, classes in own}
+        for members in [[(number, classes) for number, classes in own if len(classes) == size]]
     ]
 
     def measure(logits: Tensor) -> Tensor:
-        result = logits.new_empty(len(tasks))
+        result = logits.new_full((len(tasks),), torch.nan)
         for numbers, subsets in groups:
             result[numbers] = subset_accuracies(logits, subsets)
         return result
 
     return measure
+
+
+def equally_hard(accuracies: Tensor, images: np.ndarray) -> Tensor:
+    """Accuracies (architectures, tasks) as if all had been measured on the same images; images: (architectures,) which part each saw.
+
+    Architectures are in random order, so the mean over those of a part tells how hard its images are. What is nan stays so.
+    """
+    result = accuracies.clone()
+    for part in np.unique(images):
+        rows = torch.from_numpy(images == part).to(accuracies.device)
+        result[rows] += accuracies.nanmean(0) - accuracies[rows].nanmean(0)
+    return result
 
 
 def different_architectures(space: Any, count: int, seed: int) -> np.ndarray:

@@ -77,22 +77,26 @@ def train_predictor(
 ) -> PaperTaskPredictor:
     """Mean squared error on noisy architectures and random tasks, accuracies standardised; the encoder of tasks is trained along.
 
-    data: (architectures, tokens, symbols) of any type; accuracies: (architectures, tasks); ``task_of`` draws images of tasks by number.
+    data: (architectures, tokens, symbols) of any type; accuracies: (architectures, tasks), nan where unknown; ``task_of`` draws images of
+    tasks by number.
     """
     with _seeded(seed, device):
         predictor = PaperTaskPredictor(mask, follows, features, settings).to(device)
     data, accuracies = data.to(device), accuracies.to(device)
-    predictor.mean.copy_(accuracies.mean())
-    predictor.spread.copy_(accuracies.std(correction=0).clamp_min(1e-6))
-    labels = (accuracies - predictor.mean) / predictor.spread
+    known = torch.nonzero(accuracies.isfinite())  # (labels, 2) architecture and task
+    labels = accuracies[known[:, 0], known[:, 1]]
+    predictor.mean.copy_(labels.mean())
+    predictor.spread.copy_(labels.std(correction=0).clamp_min(1e-6))
+    labels = (labels - predictor.mean) / predictor.spread
 
     def loss(draw: torch.Generator) -> Tensor:
-        rows, tasks = (torch.randint(size, (settings.batch,), generator=draw, device=device) for size in labels.shape)
+        chosen = torch.randint(len(labels), (settings.batch,), generator=draw, device=device)
+        rows, tasks = known[chosen].unbind(1)
         sigma = _levels(settings, draw, device)
         clean = data[rows].float()
         noisy = clean + sigma[:, None, None] * torch.randn(clean.shape, generator=draw, device=device)
         vectors = predictor.task(task_of(tasks.tolist(), draw))  # (batch, 56)
-        return F.mse_loss(predictor.gain(noisy, sigma, vectors), labels[rows, tasks])
+        return F.mse_loss(predictor.gain(noisy, sigma, vectors), labels[chosen])
 
     _optimise(predictor, loss, settings.predictor_steps, settings.predictor_rate, settings, seed, device, progress)
     return predictor

@@ -77,7 +77,6 @@ class PaperTaskPredictor(nn.Module):
 
     mean: Tensor  # () of the accuracies it learned from, over tasks and architectures
     spread: Tensor  # () their standard deviation
-    swing = 1.0  # guidance takes the standardised accuracy as it is
 
     def __init__(self, mask: Tensor, follows: Tensor, features: int, settings: PaperSettings) -> None:
         super().__init__()

@@ -22,7 +22,6 @@ from fedloom.generator.task_encoder import Grouped, TaskEncoder
 from fedloom.generator.tokens import Tokens
 
 TASK = 56  # numbers in a task vector
-SWUNG = 64  # tasks and architectures on which the predictor's own spread is measured
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ class ArchitectureNetwork(nn.Module):
 
 class Predictor(nn.Module):
     spread: Tensor  # () standard deviation of accuracy over architectures within a task, in the labels
-    swing: Tensor  # () standard deviation of the predicted gain over architectures within a task
 
     def __init__(self, tokens: Tokens, features: int, settings: PredictorSettings) -> None:
         super().__init__()
@@ -71,7 +69,6 @@ class Predictor(nn.Module):
         self.architecture = ArchitectureNetwork(tokens, TASK, settings)
         self.of_level = nn.Sequential(nn.Linear(TASK, TASK), nn.SiLU(), nn.Linear(TASK, 1))
         self.register_buffer("spread", torch.ones(()))
-        self.register_buffer("swing", torch.ones(()))
 
     def task(self, grouped: Grouped) -> Tensor:
         """(tasks, 56), or (56,) of one."""
@@ -118,15 +115,17 @@ def train_predictor(
     seed: int,
     progress: Callable[[int, float], None],
 ) -> Predictor:
-    """symbols: (architectures, rows); accuracies: (architectures, tasks); ``task_of`` draws images of tasks by number."""
+    """symbols: (architectures, rows); accuracies: (architectures, tasks), nan where unknown; ``task_of`` draws their images by number."""
     device = symbols.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         predictor = Predictor(tokens, features, settings)
-        means = accuracies.mean(0)  # (tasks,)
-        gains = accuracies - means
-        spread = gains.std(0).mean()
-        gains = gains / gains.std(0).clamp_min(1e-6)
+        known = accuracies.isfinite()
+        means = accuracies.nanmean(0)  # (tasks,)
+        gains = torch.where(known, accuracies - means, 0.0)
+        spreads = (gains.square().sum(0) / (known.sum(0) - 1).clamp_min(1)).sqrt()  # (tasks,)
+        spread = spreads.mean()
+        gains = gains / spreads.clamp_min(1e-6)
         predictor.spread.copy_(spread.cpu())
         predictor = predictor.to(device).train()
         draw = torch.Generator(device).manual_seed(seed)
@@ -136,7 +135,7 @@ def train_predictor(
             for group in optimiser.param_groups:
                 group["lr"] = falling_rate(step, settings.steps, settings.rate)
             chosen = torch.randperm(accuracies.shape[1], generator=draw, device=device)[:tasks]
-            rows = torch.randint(len(symbols), (tasks * count,), generator=draw, device=device)
+            rows = torch.multinomial(known[:, chosen].T.float(), count, replacement=True, generator=draw).flatten()  # tasks * count
             sigma = levels(len(rows), draw, device)
             with torch.no_grad():
                 shares = behind_noise(denoiser, tokens.one_hot(symbols[rows]), sigma, draw)
@@ -150,12 +149,4 @@ def train_predictor(
             optimiser.step()
             if step % 100 == 99 or step + 1 == settings.steps:
                 progress(step + 1, float(loss.detach()))
-    predictor = predictor.eval().requires_grad_(False)
-    predictor.swing.copy_(_swing(predictor, tokens, symbols[:SWUNG], predictor.task(task_of(list(range(min(SWUNG, len(means)))), draw))))
-    return predictor
-
-
-def _swing(predictor: Predictor, tokens: Tokens, symbols: Tensor, vectors: Tensor) -> Tensor:
-    shares = tokens.one_hot(symbols).gt(0).float()
-    sigma = torch.full((len(shares),), SIGMA_MIN, device=shares.device)
-    return torch.stack([predictor.gain(shares, sigma, vector).std() for vector in vectors]).mean().clamp_min(1e-6)
+    return predictor.eval().requires_grad_(False)

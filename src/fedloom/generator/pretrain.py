@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import UnusableFolder
+from fedloom.core.errors import InvalidConfig, UnusableFolder
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.files import read_arrays, write_arrays, write_file
@@ -35,6 +35,7 @@ from fedloom.generator.labels import (
     LabelSettings,
     SupernetSettings,
     different_architectures,
+    equally_hard,
     score_architectures,
     task_measure,
     train_proxy_supernet,
@@ -43,7 +44,7 @@ from fedloom.generator.paper_generator import PaperGenerator
 from fedloom.generator.paper_predictor import PaperTaskPredictor
 from fedloom.generator.paper_score import PREDICTOR_ONLY, SAMPLING_ONLY, SCORE_ONLY, PaperScoreNetwork, PaperSettings
 from fedloom.generator.predictor import Predictor, PredictorSettings, train_predictor
-from fedloom.generator.proxy import Proxy, ProxySettings, Subset, class_likeness, draw_tasks, task_images
+from fedloom.generator.proxy import Proxy, ProxySettings, Task, class_likeness, draw_tasks, padded, task_images
 from fedloom.generator.quality import DRAWN, predictor_quality, sampler_quality
 from fedloom.generator.shelf import arrays_of, digest_of, loaded, read_features, save_features, save_generator, tensor_digest
 from fedloom.generator.tokens import Tokens
@@ -52,8 +53,9 @@ from fedloom.supernets.base import Supernet
 
 Progress = Callable[[str, int, int, str], None]  # (stage, done, of how many, remark)
 Network = TypeVar("Network", bound=nn.Module)
-KEPT_EVERY = 512  # labelled architectures between saved files
-TESTED = 0.05  # share of the labelled architectures that the predictor does not learn from; at least two
+BLOCK = 256  # labelled architectures that see the same images; the file is saved after each block
+FEWEST_PER_CONDITION = 8  # labelled architectures
+TEST_EVERY = 20  # one of so many labelled architectures is not learned from
 
 
 @dataclass(frozen=True)
@@ -74,23 +76,26 @@ class PretrainSettings:
 @dataclass(frozen=True)
 class Labels:
     choices: np.ndarray  # (architectures, genes)
-    accuracies: Tensor  # (architectures, tasks + held-out tasks)
-    tasks: list[Subset]  # the predictor's, then the held-out ones
+    accuracies: Tensor  # (architectures, tasks + held-out tasks), nan where an architecture saw other conditions than a task's
+    tasks: list[Task]  # the predictor's, then the held-out ones
     shown: int  # how many of the tasks are the predictor's
 
     @property
     def learned(self) -> tuple[np.ndarray, Tensor]:
         """Architectures and accuracies that a predictor learns from."""
-        return self.choices[: self._parted], self.accuracies[: self._parted, : self.shown]
+        return self.choices[~self._test], self.accuracies[~self._test, : self.shown]
 
     @property
     def tested(self) -> tuple[np.ndarray, Tensor]:
         """The other architectures, which test it, on all tasks."""
-        return self.choices[self._parted :], self.accuracies[self._parted :]
+        return self.choices[self._test], self.accuracies[self._test]
 
     @property
-    def _parted(self) -> int:
-        return min(round((1 - TESTED) * len(self.choices)), len(self.choices) - 2)
+    def _test(self) -> np.ndarray:
+        """(architectures,) bool: some of every block, so that they saw all images and conditions; at least two."""
+        numbers = np.arange(len(self.choices))
+        few = len(numbers) < 2 * TEST_EVERY
+        return numbers >= len(numbers) - 2 if few else numbers % TEST_EVERY == TEST_EVERY - 1
 
 
 class Pretraining:
@@ -99,6 +104,13 @@ class Pretraining:
     def __init__(self, space: SearchSpace, settings: PretrainSettings, folder: Path, device: torch.device, progress: Progress) -> None:
         self.space, self.settings, self.folder, self.device, self.progress = space, settings, folder, device, progress
         self.tokens = Tokens(space)
+        fewest = FEWEST_PER_CONDITION * len(settings.proxy.conditions)
+        if settings.guided and settings.labels.architectures < fewest:
+            raise InvalidConfig(
+                f"labels.architectures is {settings.labels.architectures}, too few to see {len(settings.proxy.conditions)} conditions. "
+                f"Label at least {fewest}, or name fewer in proxy.conditions",
+                key="labels.architectures",
+            )
         self.seconds: dict[str, float] = {}
 
     # -- stages ------------------------------------------------------------------
@@ -150,7 +162,14 @@ class Pretraining:
     def supernet(self, supernet: Supernet[Any], proxy: Proxy) -> dict[str, Tensor]:
         settings = self.settings.supernet
         key = self._key(
-            "supernet", {**asdict(settings), "data": proxy.digest, "image": asdict(proxy.image), "space": asdict(supernet.space.settings)}
+            "supernet",
+            {
+                **asdict(settings),
+                "conditions": self.settings.proxy.conditions,
+                "data": proxy.digest,
+                "image": asdict(proxy.image),
+                "space": asdict(supernet.space.settings),
+            },
         )
         known = self._read("supernet", key)
         done, spent = 0, 0.0
@@ -161,7 +180,8 @@ class Pretraining:
             weights = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
             self.progress("supernet", done, settings.epochs, "found")
         start = time.perf_counter() - spent
-        for epoch, trained in train_proxy_supernet(supernet, proxy, settings, weights, done, self.settings.seed):
+        conditions, seed = self.settings.proxy.conditions, self.settings.seed
+        for epoch, trained in train_proxy_supernet(supernet, proxy, conditions, settings, weights, done, seed):
             weights = trained
             self.progress("supernet", epoch, settings.epochs, "")
             self._write("supernet", {n: t.cpu().numpy() for n, t in weights.items()}, {**key, "epochs_done": epoch}, start)
@@ -175,27 +195,29 @@ class Pretraining:
         draw = rng(self.settings.seed, "tasks")
         shown = draw_tasks(wanted, proxy.shown, wanted.tasks, likeness, draw)
         tasks = shown + draw_tasks(wanted, proxy.held_out, wanted.held_out_tasks, likeness, draw)
-        images = proxy.scoring[:, : settings.images]
-        scored = tensor_digest({"images": images, "tasks": torch.from_numpy(_padded(tasks))})  # features decide which classes are alike
+        parts = [part for part in proxy.scoring.split(settings.images, 1) if part.shape[1] == settings.images] or [proxy.scoring]
+        seen = [(condition, part) for part in parts for condition in wanted.conditions]  # by one block of architectures after the other
+        scored = tensor_digest({"images": proxy.scoring, "tasks": torch.from_numpy(_padded(tasks))})  # features decide which are alike
         key = self._key("labels", {**asdict(settings), **asdict(wanted), "supernet": tensor_digest(weights), "data": scored})
         known = self._read("labels", key)
         rows: list[np.ndarray] = [] if known is None else list(known[0]["accuracies"])
         start = time.perf_counter() - (float(known[1]["seconds"]) if known else 0.0)
         if rows:
             self.progress("labels", len(rows), len(choices), "found")
-        missing = self.tokens.architectures(choices[len(rows) :])
-        fresh: list[Tensor] = []
-        for row in score_architectures(supernet, weights, proxy, missing, images, task_measure(tasks, self.device), settings):
-            fresh.append(row)
-            done = len(rows) + len(fresh)
-            if len(fresh) == KEPT_EVERY or done == len(choices):
-                rows += list(torch.stack(fresh).half().cpu().numpy())
-                fresh = []
-                self.progress("labels", done, len(choices), f"mean accuracy {np.mean(rows[-1]):.3f}")
-                kept = {"accuracies": np.stack(rows), "choices": choices[: len(rows)].astype(np.uint8)}
-                kept |= {"tasks": _padded(tasks), "shown": np.array(len(shown))}
-                self._write("labels", kept, key, start)
-        return Labels(choices, torch.from_numpy(np.stack(rows)).float().to(self.device), tasks, len(shown))
+        size = max(1, min(BLOCK, len(choices) // len(wanted.conditions)))  # every condition gets a block
+        while len(rows) < len(choices):
+            block = self.tokens.architectures(choices[len(rows) : len(rows) + size])
+            condition, images = seen[len(rows) // size % len(seen)]
+            measure = task_measure(tasks, condition, self.device)
+            fresh = torch.stack(list(score_architectures(supernet, weights, proxy, block, images, measure, settings, condition)))
+            rows += list(fresh.half().cpu().numpy())
+            self.progress("labels", len(rows), len(choices), f"mean accuracy {np.nanmean(rows[-1]):.3f} ({condition})")
+            kept = {"accuracies": np.stack(rows), "choices": choices[: len(rows)].astype(np.uint8)}
+            kept |= {"tasks": _padded(tasks), "shown": np.array(len(shown))}
+            self._write("labels", kept, key, start)
+        accuracies = torch.from_numpy(np.stack(rows)).float().to(self.device)
+        part_of = np.arange(len(rows)) // size % len(seen)
+        return Labels(choices, equally_hard(accuracies, part_of), tasks, len(shown))
 
     def predictor(self, denoiser: Denoiser, labels: Labels, proxy: Proxy, extractor: FeatureExtractor) -> Predictor:
         settings = self.settings.predictor
@@ -343,10 +365,9 @@ def _learned_from(labels: Labels, extractor: FeatureExtractor) -> dict[str, str]
     return {"labels": tensor_digest({"accuracies": labels.accuracies}), "features": digest_of(extractor.network)}
 
 
-def _padded(tasks: Sequence[Subset]) -> np.ndarray:
+def _padded(tasks: Sequence[Task]) -> np.ndarray:
     """(tasks, most classes) class numbers, -1 where a task has fewer."""
-    widest = max(map(len, tasks))
-    return np.stack([np.pad(task, (0, widest - len(task)), constant_values=-1) for task in tasks]).astype(np.int16)
+    return padded([task.classes for task in tasks], max(len(task.classes) for task in tasks)).astype(np.int16)
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,7 +1,7 @@
 """Public images that the predictor learns from, and tasks made of their classes.
 
-A task is a subset of classes. Some classes are held out: no task of the predictor has one, so what it says about tasks of theirs is a
-test of it. Some images of every class are kept from all training: they score.
+A task is a subset of classes, and how its images were taken. Some classes are held out: no task of the predictor has one, so what it
+says about tasks of theirs is a test of it. Some images of every class are kept from all training: they score.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.data.readers import Dataset, Pool
+from fedloom.generator.conditions import CONDITIONS, taken
 from fedloom.generator.features import FeatureExtractor
 from fedloom.generator.task_encoder import PER_CLASS, Grouped
 from fedloom.spaces.base import ImageShape
@@ -38,7 +39,16 @@ class ProxySettings:
     tasks: int = setting(1200, "class subsets to score architectures on", low=3)
     held_out_tasks: int = setting(120, "class subsets of the held-out classes", low=3)
     task_sizes: tuple[int, ...] = setting((5, 10, 20), "classes in a task, in turn", low=2)
+    conditions: tuple[str, ...] = setting(
+        tuple(CONDITIONS), f"how the images of a task were taken, in turn: {', '.join(CONDITIONS)}", choices=tuple(CONDITIONS)
+    )
     alike: float = setting(0.5, "share of tasks whose classes look alike, instead of random ones", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Task:
+    classes: Subset  # sorted
+    condition: str = "plain"
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,8 @@ class Proxy:
 def make_proxy(dataset: Dataset, settings: ProxySettings, device: torch.device) -> Proxy:
     if not settings.task_sizes:
         raise InvalidConfig("proxy.task_sizes is empty. Name at least one number of classes, such as [5]", key="proxy.task_sizes")
+    if not settings.conditions:
+        raise InvalidConfig('proxy.conditions is empty. Name at least one, such as ["plain"]', key="proxy.conditions")
     classes = len(dataset.classes)
     train, test = (_smaller(pool, settings.image_size) for pool in (dataset.train, dataset.test))
     kept, scoring = [], []
@@ -116,17 +128,18 @@ def _smaller(pool: Pool, side: int) -> Tensor:
 # -- tasks ---------------------------------------------------------------------------
 def draw_tasks(
     settings: ProxySettings, classes: Subset, count: int, likeness: npt.NDArray[np.float64], draw: np.random.Generator
-) -> list[Subset]:
-    """Subsets of these classes, sizes in turn; likeness: (all classes, all classes), larger is more alike."""
+) -> list[Task]:
+    """Subsets of these classes, sizes in turn, then conditions; likeness: (all classes, all classes), larger is more alike."""
     tasks = []
     for number in range(count):
-        size = min(settings.task_sizes[number % len(settings.task_sizes)], len(classes))
+        turn, place = divmod(number, len(settings.task_sizes))
+        size = min(settings.task_sizes[place], len(classes))
         if draw.random() < settings.alike:  # a class and those most like it, out of twice as many as needed
             nearest = classes[np.argsort(-likeness[draw.choice(classes), classes], kind="stable")][: 2 * size]
             subset = np.concatenate([nearest[:1], draw.choice(nearest[1:], size - 1, replace=False)])
         else:
             subset = draw.choice(classes, size, replace=False)
-        tasks.append(np.sort(subset))
+        tasks.append(Task(np.sort(subset), settings.conditions[turn % len(settings.conditions)]))
     return tasks
 
 
@@ -147,25 +160,35 @@ def subset_accuracies(logits: Tensor, subsets: Tensor) -> Tensor:
     return (part.argmax(-1) == own[:, None]).float().mean((1, 2))
 
 
-def task_images(proxy: Proxy, extractor: FeatureExtractor, tasks: Sequence[Subset]) -> Callable[[Sequence[int], torch.Generator], Grouped]:
+def task_images(proxy: Proxy, extractor: FeatureExtractor, tasks: Sequence[Task]) -> Callable[[Sequence[int], torch.Generator], Grouped]:
     """A function that shows tasks: fresh random images of each class, as a client would have them, 1 to 20 per class."""
-    features = extractor(proxy.train.images)
     labels = proxy.train.labels
     rows = [torch.nonzero(labels == label)[:, 0] for label in range(proxy.image.classes)]
     fewest = min(map(len, rows))
-    table = torch.stack([features[own[:fewest]] for own in rows])  # (classes, images, F)
+    conditions = sorted({task.condition for task in tasks})
+
+    def of_condition(condition: str) -> Tensor:
+        features = extractor(taken(proxy.train.images, condition))
+        return torch.stack([features[own[:fewest]] for own in rows])
+
+    table = torch.stack([of_condition(condition) for condition in conditions])  # (conditions, classes, images, F)
+    condition_of = [conditions.index(task.condition) for task in tasks]
 
     def show(numbers: Sequence[int], draw: torch.Generator) -> Grouped:
-        device, widest = table.device, max(len(tasks[number]) for number in numbers)
-        classes = torch.tensor(
-            np.stack([np.pad(tasks[n], (0, widest - len(tasks[n])), constant_values=-1) for n in numbers]), device=device
-        )
+        device, widest = table.device, max(len(tasks[number].classes) for number in numbers)
+        classes = torch.tensor(padded([tasks[number].classes for number in numbers], widest), device=device)
         class_mask = classes >= 0
         chosen = torch.randint(fewest, (*classes.shape, PER_CLASS), generator=draw, device=device)
-        grouped = table[classes.clamp_min(0)[..., None], chosen]  # (tasks, classes, images, F)
+        condition = torch.tensor([condition_of[number] for number in numbers], device=device)[:, None, None]
+        grouped = table[condition, classes.clamp_min(0)[..., None], chosen]  # (tasks, classes, images, F)
         counts = torch.randint(1, PER_CLASS + 1, classes.shape, generator=draw, device=device)
         image_mask = (torch.arange(PER_CLASS, device=device) < counts[..., None]) & class_mask[..., None]
         shares = torch.where(class_mask, -class_mask.sum(1, keepdim=True).float().log(), 0.0)
         return Grouped(grouped * image_mask[..., None], class_mask, image_mask, shares)
 
     return show
+
+
+def padded(subsets: Sequence[Subset], widest: int) -> Subset:
+    """(subsets, widest) class numbers, -1 where a subset has fewer."""
+    return np.stack([np.pad(subset, (0, widest - len(subset)), constant_values=-1) for subset in subsets])

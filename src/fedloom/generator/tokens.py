@@ -66,6 +66,11 @@ class Tokens:
         """What a generator must agree on with a space to serve it."""
         return {"space": self.space.name, "choices": [int(size) for size in self.space.sizes]}
 
+    @cached_property
+    def random(self) -> Tensor:
+        """(256, rows, symbols) shares of random architectures, always the same: what gains are measured against."""
+        return self.shares(self.encode(self.space.sample_many(rng("random architectures", self.space.name), 256)))
+
     # -- architectures to symbols and back -----------------------------------------
     def encode(self, choices: Choices) -> Tensor:
         """(n, genes) canonical choices -> (n, rows) symbols."""
@@ -76,6 +81,10 @@ class Tokens:
         """(n, rows) symbols -> (n, rows, symbols), +1 for the symbol, -1 for the others, 0 where a row has no such symbol."""
         chosen = symbols[..., None] == torch.arange(self.symbols, device=symbols.device)
         return torch.where(chosen, 1.0, -1.0) * self.mask.to(symbols.device)
+
+    def shares(self, symbols: Tensor) -> Tensor:
+        """(n, rows) symbols -> (n, rows, symbols), 1 for the symbol, 0 for the others: a belief that is certain."""
+        return self.one_hot(symbols).gt(0).float()
 
     def decode(self, x: Tensor) -> Choices:
         """(n, rows, symbols) any numbers, larger is likelier -> (n, genes) canonical choices: valid by construction.
