@@ -62,7 +62,7 @@ def _full_paths(components: Mapping[str, Any]) -> dict[str, Any]:
 
 def resume_run(folder: Path, watcher: Watcher) -> RunResult:
     """Continue a stopped run; a finished one gives its result again."""
-    return _execute(_saved_settings(folder), Store(folder), watcher, resumed=True)
+    return _execute(saved_settings(folder), Store(folder), watcher, resumed=True)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Reopened:
 
 
 def reopen_run(folder: Path) -> Reopened:
-    settings, store = _saved_settings(folder), Store(folder)
+    settings, store = saved_settings(folder), Store(folder)
     dataset = read(settings.data)
     bench = make_bench(settings, dataset, _device(settings))
     if settings.weights:
@@ -88,7 +88,7 @@ def reopen_run(folder: Path) -> Reopened:
     return Reopened(settings, bench, method, federation, store, finished=_so_far(store)[1])
 
 
-def _saved_settings(folder: Path) -> Settings:
+def saved_settings(folder: Path) -> Settings:
     if not (folder / "config.toml").exists():
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
     try:

@@ -22,7 +22,7 @@ import fedloom
 from fedloom import compare as comparison
 from fedloom import config, workshop
 from fedloom.analyses.commands import app as analyse
-from fedloom.assemble import free_folder, new_run, resume_run
+from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
@@ -64,6 +64,12 @@ def _settings_help() -> str:
 def _pretrain_help() -> str:
     rows = [f"{key} = {default}\n      {meaning}" for key, default, meaning in config.explain_table(PretrainSettings, "")]
     return "Settings (key = default, then its meaning), besides data.* and those of the space:\n\n\b\n" + "\n".join(rows)
+
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="FILE or MODULE", help="components of your own, which are imported; may be given several times"),
+]
 
 
 @app.command(epilog=_settings_help())
@@ -158,8 +164,10 @@ def _print(text: str) -> None:
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="methods, spaces, datasets, presets, engines or settings; all but settings if not said")] = "",
+    plugin: Plugins = None,
 ) -> None:
     """What there is, one line each."""
+    config.plug_in(plugin or [])
     things = {
         "methods": {entry.name: entry.meaning for entry in METHODS},
         "spaces": {entry.name: entry.meaning for entry in SPACES},
@@ -189,9 +197,11 @@ def space(
     classes: Annotated[int, typer.Option(min=2, help="classes to tell apart")] = 10,
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels")] = 32,
     latency: Annotated[bool, typer.Option("--latency", help="measure the time of an image on this machine's CPU as well")] = False,
+    plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """The card of a search space: genes, architectures, parameters and multiply-accumulates of colour images."""
+    config.plug_in(plugin or [])
     supernet = make_supernet(name, space_settings(name, overrides or []), ImageShape(3, size, classes))
     card = space_card(supernet, partial(measure_latency, supernet, device=torch.device("cpu")) if latency else None)
     if as_json:
@@ -206,8 +216,10 @@ def pretrain(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the stages, data and space")] = None,
     folder: Annotated[Path | None, typer.Option(help="where every stage leaves its file; pretrain/SPACE if not said")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    plugin: Plugins = None,
 ) -> None:
     """Train the generator of a search space and its predictor; run it again to go on where it stopped."""
+    config.plug_in(plugin or [])
     place = folder or Path("pretrain") / name
     work = workshop.plan(name, overrides or [])
     try:
@@ -232,9 +244,11 @@ def generate(
     steps: Annotated[int, typer.Option(min=0, help="of the sampler; its own number if not said")] = 0,
     file: Annotated[str, typer.Option(help="a generator that `fedloom pretrain` wrote; the shipped one if not said")] = "",
     features: Annotated[str, typer.Option(help="weights of ResNet-18, for a generator that was trained with them")] = "",
+    plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Draw architectures from the generator of a space, guided by images when data is given."""
+    config.plug_in(plugin or [])
     generator, drawn = workshop.generate(name, overrides or [], count, seed, data, file, features, strength, sampler, steps)
     if as_json:
         used = None if not data else generator.strength if strength is None else strength
@@ -255,8 +269,10 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="where to write it; CLIENT.safetensors (.pt2, .onnx) or WEIGHTS-NETWORK… here if not said")
     ] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Write a network to a file that describes itself: architecture, classes, normalisation."""
+    config.plug_in(plugin or [])
     if format not in FORMATS:
         raise InvalidConfig(f"There is no export format {format!r}. {did_you_mean(format, list(FORMATS))}")
     if bool(client) == bool(architecture):
@@ -291,6 +307,7 @@ def _model_of(folder: Path, client: str) -> Path:
         known = sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
         cure = did_you_mean(client, known) if known else "The run has no personal models yet; finish it with `fedloom resume`"
         raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
+    saved_settings(folder)  # imports the plugins that its space may come from
     return path
 
 
@@ -310,11 +327,13 @@ def import_weights(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space, for other sizes")] = None,
     size: Annotated[int, typer.Option(min=0, help="side of the images in pixels; 0 is the public network's own")] = 0,
     out: Annotated[Path | None, typer.Option(help="where to write it; SPACE.safetensors here if not said")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Take over weights that were trained elsewhere with the public once-for-all, DARTS or NASViT code.
 
     The file written holds a whole supernet: `fedloom export` takes networks out of it, `fedloom run weights=FILE` starts from it.
     """
+    config.plug_in(plugin or [])
     target = out or Path(f"{space}.safetensors")
     _keep(file, target)
     imported = foreign.import_weights(space, file, overrides or [], size, target)
@@ -332,12 +351,14 @@ def predict(
     model: Annotated[Path, typer.Argument(help="a file written by export, or a client's model.safetensors inside a run")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="png, jpeg, webp, bmp, gif, tiff or ppm files")],
     top: Annotated[int, typer.Option(min=1, help="how many classes to name")] = 3,
+    plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Name the classes that a model sees in images, with probabilities.
 
     Images that cannot be read are named at the end (exit code 5); the others are judged all the same.
     """
+    config.plug_in(plugin or [])
     seen, unreadable = judge(read_model(model), images, top)
     if as_json and seen:
         rows = [{"image": one.image, "classes": [{"name": name, "probability": p} for name, p in one.classes]} for one in seen]
@@ -358,8 +379,10 @@ def draw_(
     classes: Annotated[int, typer.Option(min=2, help="classes to tell apart; a run has its own")] = 10,
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels; a run has its own")] = 32,
     out: Annotated[Path | None, typer.Option(help="where to write it; a name like the architecture's here if not said")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Draw an architecture as an SVG picture: `fedloom draw mobilenetv3:largest`, or `fedloom draw RUN --client NAME`."""
+    config.plug_in(plugin or [])
     if client:
         _, facts = load_model(_model_of(Path(what), client))
         drawn, title = supernet_of(facts).space, f"{client} of {what}"

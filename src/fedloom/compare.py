@@ -63,9 +63,9 @@ def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int
     twice = [method for method in methods if methods.count(method) > 1]
     if twice:
         raise InvalidConfig(f"--methods names {twice[0]} twice: write each method once, such as --methods perfedsde,fedavg")
+    common = config.load(source, changes)
     for method in methods:
         METHODS[method]  # refuses what there is not
-    common = config.load(source, changes)
     base = Path(common.run.folder) if common.run.folder else Path("runs") / f"compare-{Path(source).stem}"
     runs = []
     for seed in range(common.seed, common.seed + seeds):

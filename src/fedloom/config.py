@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from fedloom import methods, spaces, supernets  # noqa: F401 - fills the registries
+from fedloom import plugins
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.settings import setting
@@ -41,6 +41,7 @@ class Settings:
     method: str = setting("perfedsde", "federated method; its settings are in the table of its name")
     space: str = setting("mobilenetv3", "search space; its settings are in the table of its name")
     engine: str = setting("inline", "how clients are reached; its settings are in the table of its name")
+    plugins: tuple[str, ...] = setting((), "files (.py) or modules with components of your own; they are imported, so they can do anything")
     seed: int = setting(0, "every random draw follows from it", low=0)
     clients: int = setting(8, "members of the federation", low=1)
     participants: int = setting(4, "clients drawn per round", low=1)
@@ -64,6 +65,11 @@ def component_types() -> dict[str, type]:
     return found | {name: settings for name, (settings, _) in ENGINES.items()}
 
 
+def plug_in(names: Sequence[str]) -> tuple[str, ...]:
+    """Import components of the user's own, before settings are read; their full names."""
+    return plugins.load(names, reserved=[*(item.name for item in fields(Settings)), *ENGINES])
+
+
 # -- reading ------------------------------------------------------------------
 def load(source: str | None, overrides: Sequence[str] = ()) -> Settings:
     """Settings from a preset's name or a TOML file, with overrides on top."""
@@ -79,6 +85,9 @@ def table_of(overrides: Sequence[str], table: dict[str, Any] | None = None) -> d
 
 
 def from_table(table: Mapping[str, Any]) -> Settings:
+    if "plugins" in table:  # first: they bring tables of their own
+        named = fill(Settings, {"plugins": table["plugins"]}).plugins
+        table = {**table, "plugins": plug_in(named)}
     components = component_types()
     own = {name: value for name, value in table.items() if name not in components}
     known = [item.name for item in fields(Settings) if item.name != "components"]
@@ -127,6 +136,7 @@ def _read_source(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         table, folder = tomllib.loads((resources.files("fedloom") / "presets" / f"{source}.toml").read_text()), Path()
     elif source.endswith(".toml"):
         table, folder = read_toml(Path(source)), Path(source).parent
+        table |= _found_from(folder, table)
     else:
         named = f"{above[-1]}: base is {source!r}. " if above else ""
         hint = did_you_mean(source, list(presets()))
@@ -138,6 +148,14 @@ def _read_source(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         raise InvalidConfig(f"{source}: base must be the name of a preset or a .toml file, got {base!r}", key="base")
     below = base if base in presets() or not base.endswith(".toml") else str(folder / base)
     return _laid_over(_read_source(below, (*above, source)), table)
+
+
+def _found_from(folder: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Plugins that a settings file names lie beside it; what is no list of texts is refused later."""
+    names = table.get("plugins")
+    if not isinstance(names, list):
+        return {}
+    return {"plugins": [plugins.full_name(name, folder) if isinstance(name, str) else name for name in names]}
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tiny instances of every registered space and supernet: one per value of each setting that is a choice between names."""
+"""Tiny instances of every registered space and supernet, and of a plugin's: one per value of each setting that chooses between names."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ from typing import Any
 import pytest
 
 from fedloom import spaces, supernets  # noqa: F401 - fills the registries
-from fedloom.assemble import make_supernet
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
-from fedloom.supernets.base import Supernet
+from fedloom.supernets.base import SUPERNETS, Supernet
+from plugged import TOY, plugged
 
 IMAGE = ImageShape(channels=1, size=8, classes=3)
 
 
+with plugged(TOY):
+    KNOWN = [(entry, SUPERNETS[entry.name]) for entry in SPACES]
+
+
 def instances() -> Iterator[Any]:
-    for entry in SPACES:
-        tiny = entry.settings.tiny()
+    for space, supernet in KNOWN:
+        tiny = space.settings.tiny()
         choices = [(item.name, value) for item in fields(tiny) for value in item.metadata["choices"] or ()]
         for name, value in choices or [("", "")]:
-            yield pytest.param((entry.name, replace(tiny, **{name: value}) if name else tiny), id=f"{entry.name} {value}".strip())
+            settings = replace(tiny, **{name: value}) if name else tiny
+            yield pytest.param((space.make, supernet.make, settings), id=f"{space.name} {value}".strip())
 
 
 @pytest.fixture(params=instances())
 def space(request: pytest.FixtureRequest) -> SearchSpace:
-    name, settings = request.param
-    return SPACES[name].make(settings, IMAGE)
+    make_space, _, settings = request.param
+    return make_space(settings, IMAGE)
 
 
 @pytest.fixture(params=instances())
 def supernet(request: pytest.FixtureRequest) -> Supernet[Any]:
-    name, settings = request.param
-    return make_supernet(name, settings, IMAGE)
+    make_space, make_supernet, settings = request.param
+    return make_supernet(make_space(settings, IMAGE))

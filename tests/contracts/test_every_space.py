@@ -13,7 +13,7 @@ import pytest
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.seeds import rng
-from fedloom.spaces.base import BlockDiagram, Cost, Gene, Genes, SearchSpace
+from fedloom.spaces.base import BlockDiagram, Cost, Gene, Genes, ImageShape, SearchSpace
 
 DRAWS = 60
 
@@ -80,7 +80,7 @@ def test_the_least_mutation_changes_one_gene(space: SearchSpace) -> None:
 
 
 def test_a_mutant_differs_also_where_most_genes_have_one_choice() -> None:
-    space, draw = Toy(), rng("toy")
+    space, draw = Toy(None, ImageShape(1, 8, 3)), rng("toy")
     for parent in {space.sample(draw) for _ in range(DRAWS)}:
         for probability in (0.0, 0.5, 1.0):
             child = space.mutate(parent, draw, probability)

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ import pytest
 from PIL import Image
 
 from fedloom import cli, config
+from fedloom.generator import pretrain
+from plugged import FOLDER, SECONDS, taken_back
 
 ROOT = Path(__file__).parents[2]
+MOMENTS = [*SECONDS, "denoiser.steps=2", "supernet.epochs=1", "labels.architectures=20", "predictor.steps=2"]  # no good generator
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -31,6 +35,14 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.fixture
+def little_is_drawn_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(pretrain, "DRAWN", 40)
+    with taken_back():
+        yield
+
+
+@pytest.mark.usefixtures("little_is_drawn_and_nothing_stays")
 @pytest.mark.parametrize("page", [page for page in PAGES if "```sh" in page.read_text()], ids=lambda page: page.name)
 def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -40,9 +52,10 @@ def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         for number in range(30):
             pixels = draw.integers(0, 256, (12, 10, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pictures" / kind / f"{number}.png")
-    for text in blocks(page, "toml"):
-        (tmp_path / "pictures.toml").write_text(text)
-    commands = [line for block in blocks(page, "sh") for line in block.splitlines() if line.strip()]
+    for text in blocks(page, "toml") + [text for text in blocks(page, "py") if text.startswith("# ")]:
+        named = re.match(r"# (\w+\.(toml|py))\n", text)
+        (tmp_path / (named[1] if named else "pictures.toml")).write_text(text)
+    commands = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines() if line.strip()]
     assert commands
     for command in commands:
         words = shlex.split(command, comments=True)
@@ -50,7 +63,7 @@ def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
             continue
         assert words[0] == "fedloom", command
-        extra = shrinking() if words[1] == "run" else []
+        extra = {"run": shrinking(), "pretrain": MOMENTS}.get(words[1], [])
         monkeypatch.setattr(sys, "argv", [*words, *extra])
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -76,3 +89,8 @@ def test_the_quickstart_is_what_the_readme_says() -> None:
 def test_every_method_has_a_page() -> None:
     missing = [entry.name for entry in config.METHODS if not (ROOT / "docs" / "methods" / f"{entry.name}.md").exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("file", ["toy_space.py", "toy_supernet.py"])
+def test_the_space_that_is_explained_is_the_one_that_is_tested(file: str) -> None:
+    assert f"# {file}\n{(FOLDER / file).read_text()}" in blocks(ROOT / "docs" / "how-to" / "own-space.md", "py")

@@ -163,7 +163,7 @@ def test_weights_that_do_not_fit(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"", "damaged"), (b"no weights at all", "damaged"), (bytes(8) + b"{", "damaged"), (None, "No such file")]
+    ("content", "words"), [(b"", "is empty"), (b"no weights at all", "damaged"), (bytes(8) + b"{", "damaged"), (None, "No such file")]
 )
 def test_files_that_hold_no_weights(tmp_path: Path, content: bytes | None, words: str) -> None:
     if content is not None:

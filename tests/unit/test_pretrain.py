@@ -385,6 +385,7 @@ def test_pretrain_refuses(
 def test_features_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match=r"missing.pth cannot be read"):
         pretrain(tmp_path, f"features.file={tmp_path}/missing.pth")
+    assert not list(tmp_path.iterdir())  # before anything is trained
 
 
 def test_an_interrupted_pretrain_says_how_to_go_on(fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch) -> None:

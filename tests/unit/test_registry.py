@@ -53,7 +53,7 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
 
 def test_a_name_is_taken_once() -> None:
     registry = filled()
-    with pytest.raises(ValueError, match="'wide' is already registered"):
+    with pytest.raises(InvalidConfig, match=r"There is a loom named 'wide' already\. Choose another name"):
         registry.add("wide", Options, "again")(lambda: "other")
     assert registry["wide"].make() == "wide loom"
 

@@ -71,7 +71,19 @@ class UnusableFolder(FedloomError):
     exit_code = 10
 
 
+class UnusablePlugin(FedloomError):
+    """A file or module of the user's own components that is missing, does not import or breaks the rules for names."""
+
+    exit_code = 12
+
+
 class UnusableFormat(FedloomError):
     """A file format that this installation cannot write or read, or that does not keep what a network computes."""
 
     exit_code = 11
+
+
+def one_line(error: BaseException, limit: int = 160) -> str:
+    """Another library's complaint, short enough for a sentence."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -30,24 +30,22 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     def __init__(self, what: str) -> None:
         self.what = what
-        self._entries: dict[str, Entry[T]] = {}
+        self.entries: dict[str, Entry[T]] = {}
 
     def add(self, name: str, settings: type, meaning: str) -> Callable[[T], T]:
         def keep(make: T) -> T:
-            if name in self._entries:
-                raise ValueError(f"{self.what} {name!r} is already registered")
-            self._entries[name] = Entry(name, make, settings, meaning)
+            if name in self.entries:
+                raise InvalidConfig(f"There is a {self.what} named {name!r} already. Choose another name", name=name)
+            self.entries[name] = Entry(name, make, settings, meaning)
             return make
 
         return keep
 
     def __getitem__(self, name: str) -> Entry[T]:
         try:
-            return self._entries[name]
+            return self.entries[name]
         except KeyError:
-            raise InvalidConfig(
-                f"There is no {self.what} named {name!r}. {did_you_mean(name, list(self._entries))}", name=name
-            ) from None
+            raise InvalidConfig(f"There is no {self.what} named {name!r}. {did_you_mean(name, list(self.entries))}", name=name) from None
 
     def __iter__(self) -> Iterator[Entry[T]]:
-        return iter(self._entries[name] for name in sorted(self._entries))
+        return iter(self.entries[name] for name in sorted(self.entries))

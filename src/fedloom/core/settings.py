@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import field
 from typing import Any
 
 
-def setting(default: Any, meaning: str, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None) -> Any:
-    """A dataclass field; ``choices`` or the bounds ``low`` and ``high`` (both allowed values) limit what it accepts."""
+def setting(default: Any, meaning: str, choices: Collection[str] = (), low: float | None = None, high: float | None = None) -> Any:
+    """A dataclass field; ``choices`` or the bounds ``low`` and ``high`` (both allowed values) limit what it accepts.
+
+    ``choices`` are looked at when a value is checked: those that are a table of components grow with it.
+    """
     return field(default=default, metadata={"meaning": meaning, "choices": choices, "low": low, "high": high})

@@ -290,7 +290,7 @@ DATASETS: dict[str, Source] = {
 class DataSettings:
     """Which data set, and where it lies."""
 
-    name: str = setting("digits", "the data set", choices=tuple(DATASETS))
+    name: str = setting("digits", "the data set", choices=DATASETS)
     folder: str = setting("data", "where data sets lie on disk")
     image_size: int = setting(32, "side in pixels that images of a folder data set are resized to", low=8, high=1024)
 

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import re
-import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import mul
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from fedloom.checkpoints import read_state, some
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
-from fedloom.exchange.models import LARGE, as_overrides, make_supernet, one_line, space_settings
+from fedloom.exchange.models import LARGE, as_overrides, make_supernet, space_settings
 from fedloom.exchange.weights import CLASSIFIER, header, save_weights
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.foreign import PUBLIC, PublicNetwork
 
-NAMED = 3  # keys that a refusal names
-NESTS = ("state_dict", "model")  # where training scripts put the state dict inside a checkpoint
-DEEP = 3  # and how deep
-SAVE = "Save the state dict alone: torch.save(network.state_dict(), FILE)"
 MOMENT = re.compile(r"\.running_(mean|var)$")
 
 
@@ -52,7 +45,10 @@ def import_weights(space: str, path: Path, overrides: Sequence[str], size: int, 
     if space not in PUBLIC:
         raise InvalidConfig(f"There is no public network to import into {space!r}. {did_you_mean(space, list(PUBLIC))}")
     public = PUBLIC[space]
-    imported = _translate(space, public, _settings(space, public, overrides), size or public.size, path, read_state(path))
+    settings = _settings(space, public, overrides)
+    if header(path):
+        raise InvalidData(f"{path} is a file of Fedloom already. Give import-weights a checkpoint of the public network")
+    imported = _translate(space, public, settings, size or public.size, path, read_state(path))
     classes = imported.supernet.space.image.classes
     channels = imported.supernet.space.image.channels
     mean, std = (values if len(values) == channels else (0.5,) * channels for values in (public.mean, public.std))
@@ -68,50 +64,6 @@ def _settings(space: str, public: PublicNetwork, overrides: Sequence[str]) -> An
         if given != theirs:
             raise InvalidConfig(f"The public network has {theirs}: its weights mean nothing with {given}. Leave that setting out")
     return settings
-
-
-# -- reading ----------------------------------------------------------------------
-# Settings that public training scripts save beside the tensors: read as dictionaries, and nobody looks at them. torch refuses
-# every other class before one is made.
-PASSENGERS: list[Any] = [(OrderedDict, "argparse.Namespace"), (OrderedDict, "yacs.config.CfgNode")]
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name. Nothing in the file is executed."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(9)
-        if not start:
-            raise InvalidData(f"{path} is empty. Copy or download it again", file=str(path))
-        if start[8:] == b"{":
-            if header(path):
-                raise InvalidData(f"{path} is a file of Fedloom already. Give import-weights a checkpoint of the public network")
-            content: Any = load_file(path)
-        else:
-            with torch.serialization.safe_globals(PASSENGERS), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about versions of pickle; what cannot be read is refused below
-                content = torch.load(path, map_location="cpu", weights_only=True)
-    except InvalidData:
-        raise
-    except OSError as error:
-        raise InvalidData(f"{path} cannot be read: {error.strerror or one_line(error)}", file=str(path)) from error
-    except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        asked = f"asks for {found[1]}, and making one could run code" if found else "is damaged or no weights file"
-        raise InvalidData(f"{path} {asked}. {SAVE}", file=str(path)) from error
-    except Exception as error:  # damaged bytes can raise anything
-        said = f": {one_line(error, 80)}" if isinstance(error, RuntimeError | SafetensorError) else ""  # others are no sentences
-        raise InvalidData(f"{path} is damaged or no weights file{said}. {SAVE}", file=str(path)) from error
-    for _ in range(DEEP):
-        if isinstance(content, dict):
-            content = next((content[key] for key in NESTS if isinstance(content.get(key), dict)), content)
-    entries = content.items() if isinstance(content, dict) else ()
-    tensors = {key: value for key, value in entries if isinstance(key, str) and isinstance(value, Tensor)}
-    if not tensors:
-        raise InvalidData(f"{path} holds no tensors by name: it is not the state dict of a network", file=str(path))
-    if all(key.startswith("module.") for key in tensors):  # saved from nn.DataParallel
-        tensors = {key.removeprefix("module."): value for key, value in tensors.items()}
-    return tensors
 
 
 # -- names and shapes -----------------------------------------------------------------
@@ -192,10 +144,6 @@ def reshapes(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Whether one shape is the other with some neighbouring axes merged, or with axes of size one more or less."""
     first, second = set(accumulate(one, mul, initial=1)), set(accumulate(other, mul, initial=1))
     return prod(one) == prod(other) and (first <= second or second <= first)
-
-
-def some(keys: Sequence[str], count: int = NAMED) -> str:
-    return ", ".join(keys[:count]) + (f" and {len(keys) - count} more" if len(keys) > count else "")
 
 
 def counted(number: int, what: str) -> str:

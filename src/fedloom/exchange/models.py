@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedloom import config
 from fedloom.core.architecture import Architecture
-from fedloom.core.errors import DamagedRun, InvalidArchitecture, InvalidConfig
+from fedloom.core.errors import DamagedRun, InvalidArchitecture, InvalidConfig, one_line
 from fedloom.files import read_arrays
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import SUPERNETS, Supernet
@@ -22,12 +22,6 @@ MODEL = "fedloom.model/1"
 KEY = "fedloom"  # the description's place in every kind of file
 LARGE = 100_000  # no image has more channels, pixels a side or classes
 Facts = Mapping[str, Any]
-
-
-def one_line(error: Exception, limit: int = 160) -> str:
-    """Another library's complaint, short enough for a sentence."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def make_supernet(name: str, space_settings: Any, image: ImageShape) -> Supernet[Any]:
@@ -53,6 +47,8 @@ def as_overrides(space: str, settings: Mapping[str, Any]) -> list[str]:
 def supernet_of(facts: Facts) -> Supernet[Any]:
     """The supernet that a description names; KeyError, TypeError or ValueError where it names none."""
     space = facts["space"]
+    if space not in SPACES.entries:
+        raise ValueError(f"it is of the search space {space!r}, which is unknown here; one of your own is found with --plugin FILE")
     try:
         settings = config.from_table({"space": space, space: facts["settings"]}).components[space]
     except InvalidConfig as error:

@@ -17,10 +17,10 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedloom.core.errors import DamagedRun, InvalidData, UnusableFormat
+from fedloom.core.errors import DamagedRun, InvalidData, UnusableFormat, one_line
 from fedloom.data.augment import normalise
 from fedloom.exchange.export import BESIDE, onnx_session
-from fedloom.exchange.models import KEY, MODEL, image_of, load_model, network_of, one_line
+from fedloom.exchange.models import KEY, MODEL, image_of, load_model, network_of
 from fedloom.exchange.weights import WEIGHTS, header
 
 BATCH = 32  # images at a time

@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 import fedloom
-from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, one_line
 from fedloom.core.seeds import rng
-from fedloom.exchange.models import KEY, MODEL, as_overrides, one_line, supernet_of
+from fedloom.exchange.models import KEY, MODEL, as_overrides, supernet_of
 from fedloom.files import DIGEST, read_arrays, write_arrays
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics

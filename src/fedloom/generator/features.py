@@ -6,25 +6,22 @@ ImageNet, for users who have its public weights. Both map images to one vector e
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedloom.checkpoints import read_state, some
 from fedloom.core.errors import InvalidData
 
 CHUNK = 64  # images at a time, to bound memory
 CLASSIFIER = ("classifier.", "fc.")  # layers that only training needs: features end before them
 COUNTER = "num_batches_tracked"  # of batch normalisation; only training needs it
-NAMED = 3  # keys that a refusal names
 
 
 class ImageNetwork(nn.Module, ABC):
@@ -204,7 +201,7 @@ class BasicBlock(nn.Module):
 # -- loading ----------------------------------------------------------------------------------
 def load_features(file: str, device: torch.device | str = "cpu") -> FeatureExtractor:
     """The extractor whose weights are in a user's file: ResNet-18 of ImageNet, or a ``SmallFeatures``; .pth or .safetensors."""
-    state = read_tensors(Path(file))
+    state = read_state(Path(file))
     with torch.random.fork_rng(devices=[]):  # a new network draws weights, which the file's replace
         network = SmallFeatures() if any(key.startswith("layers.") for key in state) else ResNet18()
     return frozen_extractor(network, state, file, device)
@@ -219,9 +216,9 @@ def frozen_extractor(
     what = f"{source} does not hold the weights of {type(network).__name__}"
     cure = "Image features are made by ResNet-18 with the names of the public ImageNet weights, resnet18-*.pth"
     if missing := [key for key in wanted if key not in given]:
-        raise InvalidData(f"{what}: it lacks {len(missing)} of {len(wanted)} tensors, such as {_some(missing)}. {cure}", file=source)
+        raise InvalidData(f"{what}: it lacks {len(missing)} of {len(wanted)} tensors, such as {some(missing)}. {cure}", file=source)
     if unknown := [key for key in given if key not in wanted]:
-        raise InvalidData(f"{what}: it has tensors of another network, such as {_some(unknown)}. {cure}", file=source)
+        raise InvalidData(f"{what}: it has tensors of another network, such as {some(unknown)}. {cure}", file=source)
     for key, tensor in given.items():
         shape, expected = tuple(tensor.shape), tuple(wanted[key].shape)
         if shape != expected:
@@ -230,28 +227,3 @@ def frozen_extractor(
             raise InvalidData(f"{source}: {key} holds values that cannot be used. Copy or download the file again", file=source)
     network.load_state_dict({key: tensor.float() for key, tensor in given.items()}, strict=False)  # all but the counters, as checked
     return FeatureExtractor(network.to(device).eval().requires_grad_(False))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .pth or .safetensors file by name. Nothing in the file is executed."""
-    try:
-        with path.open("rb") as file:
-            safe = file.read(9)[8:] == b"{"
-        content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise InvalidData(f"{path} cannot be read: {error.strerror or error}", file=str(path)) from error
-    except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        asked = f"asks for {found[1]}, and making one could run code" if found else "is damaged or no weights file"
-        raise InvalidData(f"{path} {asked}. Save the state dict alone: torch.save(network.state_dict(), FILE)", file=str(path)) from error
-    except Exception as error:  # damaged bytes can raise anything
-        raise InvalidData(f"{path} is damaged or no weights file. Copy or download it again", file=str(path)) from error
-    entries: Iterable[tuple[Any, Any]] = content.items() if isinstance(content, dict) else ()
-    tensors = {key.removeprefix("module."): value for key, value in entries if isinstance(key, str) and isinstance(value, Tensor)}
-    if not tensors:
-        raise InvalidData(f"{path} holds no tensors by name: it is not the state dict of a network", file=str(path))
-    return tensors
-
-
-def _some(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:NAMED]) + (f" and {len(keys) - NAMED} more" if len(keys) > NAMED else "")

@@ -6,6 +6,7 @@ One pass of logits per architecture over the scoring images serves every class s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from fedloom.supernets.base import Supernet, Weights
 from fedloom.training.local import Draw, Trainer, one_of
 from fedloom.training.recipe import TrainingSettings, falling
 from fedloom.training.scoring import Scorer
+
+ROUNDS = 8  # of drawing more architectures, where many are equal
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class LabelSettings:
     images: int = setting(30, "scoring images per class that an architecture is scored on; others see others", low=2)
     calibration: int = setting(512, "training images on which normalisation statistics are measured", low=2)
     half: bool = setting(True, "score in bfloat16 where the device is a GPU")
+    workers: int = setting(1, "threads that score at the same time where the device is a GPU, which one alone leaves idle", low=1)
 
 
 def train_proxy_supernet(
@@ -100,10 +104,29 @@ def score_architectures(
     scorer = Scorer(supernet, recipe, proxy.pixels)
     pixels = proxy.pixels.normalise(taken(images.flatten(0, 1), condition))
     calibration = scorer.calibration_images(Examples(taken(proxy.train.images, condition), proxy.train.labels))
-    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=settings.half and pixels.is_cuda):
-        for part in scorer.logits(weights, architectures, pixels, calibration):
-            for logits in part:
-                yield measure(logits.float().view(classes, count, -1))
+
+    def score(some: Sequence[Architecture]) -> Iterator[Tensor]:
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=settings.half and pixels.is_cuda):
+            for part in scorer.logits(weights, some, pixels, calibration):
+                for logits in part:
+                    yield measure(logits.float().view(classes, count, -1))
+
+    workers = min(settings.workers, len(architectures))
+    if workers <= 1 or not pixels.is_cuda:
+        yield from score(architectures)
+        return
+    torch.cuda.synchronize(pixels.device)  # what the threads read is there
+
+    def in_stream(first: int) -> list[Tensor]:
+        with torch.cuda.stream(torch.cuda.Stream(pixels.device)):
+            found = list(score(architectures[first::workers]))
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    with ThreadPoolExecutor(workers) as threads:
+        parts = list(threads.map(in_stream, range(workers)))
+    for number in range(len(architectures)):
+        yield parts[number % workers][number // workers]
 
 
 def task_measure(tasks: Sequence[Task], condition: str, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -137,7 +160,11 @@ def equally_hard(accuracies: Tensor, images: np.ndarray) -> Tensor:
 
 
 def different_architectures(space: Any, count: int, seed: int) -> np.ndarray:
-    """(count, genes) random architectures, no two equal; fewer only if the space has fewer."""
+    """(count, genes) random architectures, no two equal; fewer only if the space hardly has more."""
     draw = np.random.default_rng(derive_seed(seed, "labelled architectures"))
     found = np.unique(space.sample_many(draw, 2 * count), axis=0)
+    for _ in range(ROUNDS):
+        if len(found) >= count:
+            break
+        found = np.unique(np.concatenate([found, space.sample_many(draw, 4 * count)]), axis=0)
     return draw.permutation(found)[:count]

@@ -198,7 +198,8 @@ class Pretraining:
         parts = [part for part in proxy.scoring.split(settings.images, 1) if part.shape[1] == settings.images] or [proxy.scoring]
         seen = [(condition, part) for part in parts for condition in wanted.conditions]  # by one block of architectures after the other
         scored = tensor_digest({"images": proxy.scoring, "tasks": torch.from_numpy(_padded(tasks))})  # features decide which are alike
-        key = self._key("labels", {**asdict(settings), **asdict(wanted), "supernet": tensor_digest(weights), "data": scored})
+        made_by = {name: value for name, value in asdict(settings).items() if name != "workers"}  # which change nothing
+        key = self._key("labels", {**made_by, **asdict(wanted), "supernet": tensor_digest(weights), "data": scored})
         known = self._read("labels", key)
         rows: list[np.ndarray] = [] if known is None else list(known[0]["accuracies"])
         start = time.perf_counter() - (float(known[1]["seconds"]) if known else 0.0)
@@ -265,6 +266,8 @@ class Pretraining:
     def run(self, supernet_of: Callable[[Proxy], Supernet[Any]], proxy: Proxy | None) -> AnyGenerator:
         """The generator, also written as ``result_file`` says, with its card beside it."""
         settings = self.settings
+        if settings.guided and settings.features.file:
+            load_features(settings.features.file, self.device)  # a wrong file shows before hours of training
         generator: Generator | PaperGenerator
         if settings.model == PaperGenerator.model:
             generator = PaperGenerator(self.tokens, self.paper_score(), strength=settings.paper.strength)

@@ -14,10 +14,11 @@ averaged.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,8 @@ from fedloom.training.bench import Bench
 from fedloom.training.local import one_of
 from fedloom.training.scoring import Scored, best_first
 
+NONE: dict[str, Any] = {"none": None}
+
 
 @dataclass(frozen=True)
 class PerFedSDESettings:
@@ -49,7 +52,7 @@ class PerFedSDESettings:
         choices=("diffusion", "evolution", "random"),
     )
     surrogate: str = setting(
-        "rbf", "what picks the offspring among the candidates; none makes no more than are scored", choices=(*SURROGATES, "none")
+        "rbf", "what picks the offspring among the candidates; none makes no more than are scored", choices=ChainMap(NONE, SURROGATES)
     )
     iterations: int = setting(5, "search iterations per participation, one epoch of supernet training each", low=1)
     population: int = setting(0, "architectures a client keeps; 0 is three times the number of genes", low=0)
@@ -68,7 +71,7 @@ class PerFedSDESettings:
         choices=("archive", "fair"),
     )
     mutation: float = setting(0.1, "evolution: probability that a gene of a child is redrawn", low=0, high=1)
-    averaging: str = setting("coverage", "how updates are combined", choices=tuple(AVERAGING))
+    averaging: str = setting("coverage", "how updates are combined", choices=AVERAGING)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fedloom.core.registry import Registry, did_you_mean
 
 Choices = Sequence[int] | npt.NDArray[np.integer]
 Genes = Any  # (architectures, genes) choices: lists, an array or a tensor
+COUNTED = 300_000  # choices of all genes together that are gone through to count architectures
 
 
 @dataclass(frozen=True)
@@ -107,41 +109,62 @@ class SearchSpace(ABC):
 
     name: str
 
+    def __init__(self, settings: Any, image: ImageShape) -> None:
+        self.settings, self.image = settings, image
+
     # -- what a space must say --------------------------------------------
     @property
     @abstractmethod
     def genes(self) -> tuple[Gene, ...]: ...
 
     @abstractmethod
-    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        """(architectures, genes) which genes have an effect under these choices."""
-
-    @property
-    @abstractmethod
-    def follows(self) -> npt.NDArray[np.bool_]:
-        """(genes, genes) whether gene j, the column, may act directly on what gene i, the row, has made: a graph without cycles."""
-
-    @abstractmethod
     def cost(self, architecture: Architecture) -> Cost: ...
 
+    # -- what it may say otherwise ------------------------------------------
+    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """(architectures, genes) which genes have an effect under these choices; all of them, if a space does not say."""
+        return np.ones(choices.shape, bool)
+
     @property
-    @abstractmethod
+    def follows(self) -> npt.NDArray[np.bool_]:
+        """(genes, genes) whether gene j, the column, may act directly on what gene i, the row, has made: a graph without cycles.
+
+        If a space does not say: a chain of places, stage by stage, and in a stage from its genes as a whole to its last block.
+        """
+        places = [(gene.stage, gene.place) for gene in self.genes]
+        number = np.array([sorted(set(places)).index(place) for place in places])
+        return number[:, None] + 1 == number
+
+    @property
     def named(self) -> Mapping[str, Architecture]:
-        """Architectures with a name: at least smallest, medium and largest."""
+        """Architectures with a name: at least smallest, medium and largest, in this order of cost. If a space does not say, these have
+        the first, the middle and the last choice of every gene."""
+        choices = {"smallest": np.zeros_like(self.sizes), "medium": self.sizes // 2, "largest": self.sizes - 1}
+        return {name: self.canonical(chosen) for name, chosen in choices.items()}
 
     @property
-    @abstractmethod
     def architectures(self) -> int:
-        """How many different architectures there are."""
+        """How many different architectures there are; counted one by one, if a space does not say and has genes without effect."""
+        most = math.prod(self.sizes.tolist())
+        if type(self).active_many is SearchSpace.active_many:
+            return most
+        if most > COUNTED:
+            raise NotImplementedError(f"{self.name} has too many architectures to count them: its class must say `architectures`")
+        return len(np.unique(self.canonical_many(np.indices(self.sizes.tolist()).reshape(len(self.sizes), -1).T), axis=0))
 
-    @abstractmethod
     def input_sizes(self, genes: Genes) -> list[int]:
         """Side in pixels that images are resized to before each architecture sees them, 0 if they are not. Reads the genes only if
         one of them is the resolution."""
+        return [0] * len(genes)
 
-    @abstractmethod
     def drawing(self, architecture: Architecture) -> Drawing:
-        """What a picture of this architecture shows."""
+        """What a picture of this architecture shows: if a space does not say, its genes by stage."""
+        rows: dict[str, list[Box]] = {}
+        for gene, choice, active in zip(self.genes, architecture.choices, self.active(architecture.choices), strict=True):
+            boxes = rows.setdefault(f"stage {gene.stage}" if gene.stage else self.name, [])
+            if active:
+                boxes.append(Box(str(gene.shown[choice]), gene.name, (choice + 1) / len(gene.values)))
+        return BlockDiagram(tuple((title, tuple(boxes)) for title, boxes in rows.items()))
 
     # -- as the public implementation counts, where that is not as ``cost`` does -----
     def as_published(self, architecture: Architecture) -> tuple[int, int]:

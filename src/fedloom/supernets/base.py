@@ -19,10 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.plain import StandAlone
 
 Weights = Mapping[str, Tensor]
 Region = tuple[slice, ...]  # one slice per axis of a parameter; slice(None) on axes that every architecture uses whole
@@ -32,6 +34,11 @@ Space = TypeVar("Space", bound=SearchSpace)
 class Supernet(ABC, Generic[Space]):
     # Whether masks pay on a GPU: one set of kernels then serves every architecture, at the price of running what it lacks as well.
     masks_pay: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **how: Any) -> None:
+        super().__init_subclass__(**how)
+        if cls.masked is Supernet.masked:
+            cls.masks_pay = False
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -52,21 +59,27 @@ class Supernet(ABC, Generic[Space]):
         Without statistics batch normalisation uses the moments of ``images``, as training does.
         """
 
-    @abstractmethod
+    # -- what it may say otherwise ------------------------------------------
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         """``forward`` of the architecture whose choices are ``genes``, (genes,) integers on the device, at static shapes.
 
         ``weights`` are the whole supernet's and ``images`` already have their input size. Must be safe under ``torch.vmap``
-        over ``genes``: no value of a tensor may reach Python.
+        over ``genes``: no value of a tensor may reach Python. A supernet that does not say always runs sliced.
         """
+        raise InvalidConfig(f"The supernet of {self.space.name} has no masked execution. Set training.execution=sliced")
 
-    @abstractmethod
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         """The weights of the stand-alone network, from the supernet's; names and shapes are those of ``network``."""
+        return {name: tensor.clone() for name, tensor in self.take(weights, architecture).items()}
 
-    @abstractmethod
     def network(self, architecture: Architecture) -> nn.Module:
-        """The stand-alone network as plain torch modules, freshly initialised."""
+        """The stand-alone network as plain torch modules, freshly initialised; if a supernet does not say, a module that holds its
+        parameters and statistics by their names and computes ``forward``."""
+        image, statistics = self.space.image, Statistics(rows=2)
+        own = self.plain(self.initial(0), architecture)
+        with torch.no_grad():  # to learn what is normalised
+            self.forward(torch.zeros(2, image.channels, image.size, image.size), own, architecture, statistics)
+        return StandAlone(self.forward, architecture, own, statistics)
 
     # -- what every supernet gets -----------------------------------------
     def forward_many(

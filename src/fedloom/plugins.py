@@ -1,0 +1,153 @@
+"""Components of the user's own: files or modules that register search spaces, methods and the rest as Fedloom's own files do.
+
+They are named in the setting ``plugins`` or with ``--plugin``, and imported before settings are read, because the names in the
+registries decide which tables of settings there are. A plugin is ordinary Python that runs with the rights of whoever names it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module, invalidate_caches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedloom import methods, spaces, supernets, surrogates  # noqa: F401 - their names come first: a plugin cannot take them
+from fedloom.core.errors import FedloomError, UnusablePlugin, one_line
+from fedloom.core.registry import Entry
+from fedloom.data.readers import DATASETS
+from fedloom.maths.averaging import AVERAGING
+from fedloom.methods.base import METHODS
+from fedloom.spaces.base import SPACES
+from fedloom.supernets.base import SUPERNETS
+from fedloom.supernets.foreign import PUBLIC
+from fedloom.surrogates.base import SURROGATES
+
+# What a plugin may add to, by what one entry is.
+TABLES: dict[str, dict[str, Any]] = {
+    "search space": SPACES.entries,
+    "supernet": SUPERNETS.entries,
+    "method": METHODS.entries,
+    "surrogate": SURROGATES,
+    "data set": DATASETS,
+    "averaging rule": AVERAGING,
+    "public network": PUBLIC,
+}
+WITH_SETTINGS = ("search space", "method")  # a table of settings has the name of each
+ADD = '@SPACES.add("name", Settings, "meaning"), SUPERNETS and METHODS likewise, SURROGATES["name"] = fit, DATASETS["name"] = Source(…)'
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_folders: set[str] = set()  # of plugins that are files
+
+
+def full_name(name: str, folder: Path = Path()) -> str:
+    """A file by its whole path, so that any directory finds it; a module as it is. folder: what a short path starts from."""
+    return os.path.abspath(folder / name) if name.endswith(".py") else name
+
+
+def load(names: Sequence[str], reserved: Collection[str] = ()) -> tuple[str, ...]:
+    """Import plugins, each once, and return their full names. reserved: names that no table of settings may have."""
+    found = tuple(map(full_name, names))
+    for name in found:
+        undo = remember()
+        try:
+            _load(name, reserved)
+        except UnusablePlugin:
+            undo()
+            raise
+    return found
+
+
+def remember() -> Callable[[], None]:
+    """A function that takes back what has been registered and imported from plugin files since."""
+    tables, modules, path = {what: dict(table) for what, table in TABLES.items()}, set(sys.modules), list(sys.path)
+
+    def undo() -> None:
+        for what, table in TABLES.items():
+            table.clear()
+            table.update(tables[what])
+        for name in set(sys.modules) - modules:
+            if str(Path(getattr(sys.modules[name], "__file__", None) or "").parent) in _folders:
+                del sys.modules[name]
+        sys.path[:] = path
+
+    return undo
+
+
+def _load(name: str, reserved: Collection[str]) -> None:
+    before = {what: dict(table) for what, table in TABLES.items()}
+    module = _module_name(name)
+    if module in sys.modules:
+        return
+    try:
+        import_module(module)
+    except (Exception, SystemExit) as error:  # a user's code can raise anything
+        said = str(error) if isinstance(error, FedloomError) else f"{type(error).__name__}: {one_line(error)}"
+        raise UnusablePlugin(f"{_place(error, name)}: {said}. --trace shows how it came there", plugin=name) from error
+    for what, table in TABLES.items():
+        if replaced := [key for key, value in before[what].items() if table.get(key) is not value]:
+            raise UnusablePlugin(f"{name} replaces the {what} {replaced[0]!r}. Choose another name", plugin=name)
+    new = [(what, key, value) for what, table in TABLES.items() for key, value in table.items() if key not in before[what]]
+    if not new:
+        raise UnusablePlugin(f"{name} registers nothing: a plugin adds to a table of components, {ADD}", plugin=name)
+    for what, key, entry in new:
+        if what in WITH_SETTINGS:
+            for problem in _problems(what, key, entry, reserved):
+                raise UnusablePlugin(f"{name}: {problem}", plugin=name)
+
+
+def _module_name(plugin: str) -> str:
+    """What Python imports a plugin by; its file is then certain to be the one that is found."""
+    path = Path(plugin)
+    if not plugin.endswith(".py"):
+        try:
+            spec = find_spec(plugin)
+        except (ImportError, ValueError):  # of a package above it, which is missing or cannot be imported; an impossible name
+            spec = None
+        if spec is None:
+            cure = f"Install it, or name a file with its ending: {plugin}.py"
+            raise UnusablePlugin(f"Python finds no module {plugin!r} for a plugin. {cure}", plugin=plugin)
+        return plugin
+    if not path.is_file():
+        raise UnusablePlugin(f"There is no plugin file {plugin}. Put it there, or name it by its present path", plugin=plugin)
+    if not path.stem.isidentifier():
+        raise UnusablePlugin(f"{plugin} cannot be imported: name the file like a Python variable, such as my_space.py", plugin=plugin)
+    folder = str(path.parent)
+    _folders.add(folder)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: its files hide no module; they find each other by it
+    invalidate_caches()
+    other = getattr(sys.modules.get(path.stem), "__file__", None) or getattr(find_spec(path.stem), "origin", None)
+    if other is None or not Path(other).exists() or not path.samefile(other):
+        raise UnusablePlugin(f"{plugin} has the name of another module ({other}). Rename the file", plugin=plugin)
+    return path.stem
+
+
+def _place(error: BaseException, plugin: str) -> str:
+    """File and line in the user's own code, as far as that is known."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == plugin or str(Path(frame.filename).parent) in _folders]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else plugin
+
+
+def _problems(what: str, name: str, entry: Entry[Any], reserved: Collection[str]) -> Iterator[str]:
+    """Why a component cannot have its table of settings."""
+    others = [other for other in WITH_SETTINGS if other != what and name in TABLES[other]]
+    if not NAME.fullmatch(name):
+        yield f"the {what} {name!r} needs a name of letters, digits and underscores that begins with a letter"
+    if name in reserved or others:
+        yield f"the {what} cannot be named {name!r}, because settings of that name are something else. Choose another name"
+    if getattr(entry.make, "name", name) != name:
+        yield f"the {what} {name!r} says name = {entry.make.name!r}. Write the same name in both places"
+    if not is_dataclass(entry.settings):
+        yield f"the settings of {name} must be a frozen dataclass; it may be empty"
+        return
+    for item in fields(entry.settings):
+        if "meaning" not in item.metadata and item.default_factory is MISSING:  # what has a factory is a table in this table
+            yield f'{item.name} of {entry.settings.__name__} must be made with setting(default, "meaning")'
