@@ -14,6 +14,7 @@ import pytest
 from fedloom.assemble import new_run
 from fedloom.config import load, presets
 from fedloom.engine.run import Watcher
+from fedloom.spaces.base import SPACES, ImageShape
 from generators import fake_generator
 from perfedsde_support import Played, overheard
 
@@ -91,6 +92,19 @@ def test_the_papers_setting(name: str, data: str, alpha: float) -> None:
     assert (settings.split.rule, settings.split.alpha) == ("plato", alpha)
     assert (own.iterations, own.candidates, own.offspring, own.archive_size, own.population) == (5, 100, 10, 10, 0)
     assert settings.training == control.training and settings.components["mobilenetv3"] == control.components["mobilenetv3"]
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+@pytest.mark.parametrize(("name", "population"), [("darts", 3 * 28), ("nasvit", 3 * 23)])
+def test_the_papers_setting_in_other_spaces(data: str, name: str, population: int) -> None:
+    """The same but for the space; a population is three times the genes that have a choice."""
+    settings, paper = load(f"{data}-paper-{name}"), load(f"{data}-paper")
+    own: Any = settings.components["perfedsde"]
+    search = replace(paper.components["perfedsde"], population=own.population)
+    assert settings == replace(paper, space=name, components={**paper.components, "perfedsde": search})
+    space = SPACES[name].make(settings.components[name], ImageShape(3, 32, 10))
+    assert (own.population or 3 * len(space.genes)) == 3 * sum(len(gene.values) > 1 for gene in space.genes) == population
+    assert settings.components[name] == type(settings.components[name])()  # at 32 pixels, as the defaults are
 
 
 # -- what they do ------------------------------------------------------------------------

@@ -141,7 +141,19 @@ def test_blocks_by_hand() -> None:
     assert (outline.stem, outline.last, outline.head, outline.features, outline.final_size) == (16, 208, 1248, 1792, 5)
 
 
-@pytest.mark.parametrize("space", [narrow(), narrow(stem_stride=2), space_of(width=0.25), space_of(size=8, resolutions=(6, 7, 8, 9))])
+def test_a_shallow_instance_has_the_genes_of_all() -> None:
+    space = space_of(depth=0.5)
+    assert space.genes == space_of().genes
+    assert [space.depths(stage) for stage in (0, 1, 4, 5)] == [[1, 1], [2, 2, 3], [2, 2, 3, 3, 4, 4, 5], [2, 2, 3, 3, 4, 4]]
+    outline = space.outline(with_values(space, depth_of_stage_5=7))
+    assert [block.name for block in outline.blocks if block.name.startswith("stage5")] == [f"stage5.block{n}" for n in (1, 2, 3, 4)]
+    assert outline.blocks[10] == AttentionBlock("stage5.block4", 112, 4, 3)  # after 1 + 2 + 2 + 2 + 3 blocks; 24 pixels halved thrice
+    assert [len(space.outline(space.named[name]).blocks) for name in ("smallest", "largest")] == [13, 22]
+
+
+@pytest.mark.parametrize(
+    "space", [narrow(), narrow(depth=0.4), narrow(stem_stride=2), space_of(width=0.25), space_of(size=8, resolutions=(6, 7, 8, 9))]
+)
 def test_multiply_accumulates_against_an_independent_counter(space: NASViT) -> None:
     supernet, draw = NASViTSupernet(space), rng("macs")
     images = torch.zeros(1, space.image.channels, space.image.size, space.image.size)

@@ -116,9 +116,9 @@ def test_regions_by_hand() -> None:
     assert "stage2.block2.shortcut.weight" not in supernet.shapes
 
 
-def test_masked_equals_sliced_where_token_numbers_differ() -> None:
+@pytest.mark.parametrize("space", [narrow(), narrow(depth=0.5)], ids=["deep", "shallow"])
+def test_masked_equals_sliced_where_token_numbers_differ(space: NASViT) -> None:
     """Outputs, measured statistics and gradients; float32, against the largest entry: logits 1e-5, moments 1e-4, gradients 1e-3."""
-    space = narrow()
     supernet, draw = NASViTSupernet(space), rng("masked")
     images = torch.randn(8, 1, 12, 12, generator=torch.Generator().manual_seed(0))
     architectures = [space.canonical([resolution, *space.sample(draw).choices[1:]]) for resolution in (0, 1, 2, 3, 3)]

@@ -1,8 +1,8 @@
 """The NASViT space (Gong et al., ICLR 2022): convolution stages, then stages of a convolution block and attention blocks.
 
 31 genes: the input resolution, nine widths, and for each of seven stages its depth, kernel and expansion, shared by its blocks.
-23 of them have more than one choice. A width multiplier, the strides and the resolutions make instances of any scale; the gene
-list is the same for all of them, also where two widths of a small instance are rounded to the same number.
+23 of them have more than one choice. Multipliers of width and depth, the strides and the resolutions make instances of any scale;
+the gene list is the same for all of them, also where two widths or depths of a small instance are rounded to the same number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ WIDTHS, DEPTHS, KERNELS, EXPANSIONS = slice(1, 10), slice(10, 17), slice(17, 24)
 @dataclass(frozen=True)
 class NASViTSettings:
     width: float = setting(1.0, "multiplier of all channel numbers, rounded to multiples of 8", low=0.05, high=4)
+    depth: float = setting(1.0, "multiplier of the numbers of blocks in all stages, rounded up", low=0.1, high=1)
     stem_stride: int = setting(1, "stride of the first convolution: 1 for small images, 2 for the original", low=1, high=2)
     strides: tuple[int, ...] = setting((1, 2, 2, 1, 2, 1, 2), "stride of each of the seven stages")
     resolutions: tuple[int, ...] = setting((24, 28, 32, 36), "the four sides in pixels that images may be resized to, increasing")
@@ -188,6 +189,14 @@ class NASViT(SearchSpace):
         """A width of the original, in this instance."""
         return round_to_eight(channels * self.settings.width)
 
+    def deep(self, blocks: int) -> int:
+        """A depth of the original, in this instance."""
+        return ceil(blocks * self.settings.depth)
+
+    def depths(self, stage: int) -> list[int]:
+        """Of a stage, from 0: the depth that each choice of its gene means."""
+        return [self.deep(blocks) for blocks in STAGES[stage].depths]
+
     def sides(self, resolution: int) -> list[int]:
         """Side of the map that each stage gives at this resolution."""
         sides = [halved(resolution, self.settings.stem_stride)]
@@ -207,7 +216,7 @@ class NASViT(SearchSpace):
         blocks: list[AnyBlock] = []
         inputs, size = stem, halved(values[0], self.settings.stem_stride)
         for number, stage in enumerate(STAGES):
-            depth, kernel, expansion = values[DEPTHS][number], values[KERNELS][number], values[EXPANSIONS][number]
+            depth, kernel, expansion = self.deep(values[DEPTHS][number]), values[KERNELS][number], values[EXPANSIONS][number]
             for index in range(depth):
                 name = f"stage{number + 1}.block{index + 1}"
                 if stage.attention and index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -63,16 +63,17 @@ class NASViTSupernet(Supernet[NASViT]):
             number, index = place(block.name)
             stage = STAGES[number]
             inputs, outputs = widths[number + (index > 0)], widths[number + 1]
-            depth = pick(stage.depths, genes[DEPTHS][number])
+            depths = space.depths(number)
+            depth = pick(depths, genes[DEPTHS][number])
             if isinstance(block, AttentionBlock):
-                y = _masked_attention(x, weights, block, depth, outputs)
+                y = _masked_attention(x, weights, block, depths, depth, outputs)
             else:
                 middle = inputs * pick(stage.expansions, genes[EXPANSIONS][number])
                 kernel = _masked_kernel(weights[f"{block.name}.depth.conv.weight"], pick(stage.kernels, genes[KERNELS][number]))
                 masks = (below(block.middle, middle), below(block.squeeze, _round_to_eight(middle // 4)), below(block.outputs, outputs))
                 y = _inverted(x, weights, block, kernel, statistics, masks)
                 y = y + _masked_shortcut(_pooled(x, block), weights, block, inputs, outputs)
-            return y if index < stage.depths[0] else torch.where(depth > index, y, x)
+            return y if index < depths[0] else torch.where(depth > index, y, x)
 
         masks = (below(outline.stem, widths[0]), below(outline.head, widths[-2] * HEAD_EXPANSION))
         return self._network(images, weights, outline, run, statistics, *masks, below(outline.features, widths[-1]))
@@ -130,11 +131,11 @@ def _pooled(x: Tensor, block: ConvolutionBlock) -> Tensor:
     return F.avg_pool2d(x, 2, padding=block.size % 2) if block.stride == 2 else x
 
 
-def _masked_attention(x: Tensor, weights: Weights, block: AttentionBlock, depth: Tensor, width: Tensor) -> Tensor:
-    """An attention block with the scales of this depth."""
-    number, index = place(block.name)
+def _masked_attention(x: Tensor, weights: Weights, block: AttentionBlock, depths: Sequence[int], depth: Tensor, width: Tensor) -> Tensor:
+    """An attention block with the scales of this depth, one of those that its stage may have."""
+    _, index = place(block.name)
     scales = [torch.zeros_like(weights[f"{block.name}.attention.norm.weight"])] * 2
-    for value in STAGES[number].depths:
+    for value in dict.fromkeys(depths):
         if value > index:
             names = [f"{block.name}.{branch}.scale.{scale_row(value, block.size)}" for branch in ("attention", "feed")]
             scales = [torch.where(depth == value, weights[name], scale) for name, scale in zip(names, scales, strict=True)]

@@ -32,16 +32,16 @@ def attention_block(
     ``channels`` marks the active ones under masks, ``width`` is their number; the others are zero in x and in the result.
     """
     tokens = x.flatten(2).transpose(1, 2)  # (n, tokens, channels)
-    attention_scale, feed_scale = (scale * BRANCH / width for scale in (scales if channels is None else _only(scales, channels)))
+    attention_scale, feed_scale = scales if channels is None else _only(scales, channels)
 
     def normed(layer: str) -> Tensor:
         return joint_norm(tokens, weights[f"{name}.{layer}.norm.weight"], weights[f"{name}.{layer}.norm.bias"], width, channels)
 
-    tokens = tokens + attention(normed("attention"), weights, f"{name}.attention", channels) * attention_scale
+    tokens = _joined(tokens, attention(normed("attention"), weights, f"{name}.attention", channels), attention_scale, width)
     for layer in ("feed.first", "feed.second"):
         hidden = F.silu(_linear(normed(layer), weights, f"{name}.{layer}.hidden"))
         hidden = hidden if channels is None else torch.where(channels, hidden, 0.0)
-        tokens = tokens + _linear(hidden, weights, f"{name}.{layer}.output") * feed_scale
+        tokens = _joined(tokens, _linear(hidden, weights, f"{name}.{layer}.output"), feed_scale, width)
     return tokens.transpose(1, 2).reshape(x.shape)
 
 
@@ -57,7 +57,7 @@ def attention(x: Tensor, weights: Mapping[str, Tensor], name: str, channels: Ten
     if channels is not None:
         active = channels[::HEAD_WIDTH]  # widths are whole heads
         mixes = [(torch.where(active & active[:, None], weight, 0.0), torch.where(active, bias, 0.0)) for weight, bias in mixes]
-    product = query @ key.transpose(2, 3) * HEAD_WIDTH**-0.5 + position_bias(weights[f"{name}.positions"], side)
+    product = torch.add(position_bias(weights[f"{name}.positions"], side), query @ key.transpose(2, 3), alpha=HEAD_WIDTH**-0.5)
     product = _mixed(_mixed(product, *mixes[0]).softmax(-1), *mixes[1])
     return _linear(F.silu((product @ value).transpose(1, 2).reshape(count, tokens, -1)), weights, f"{name}.project")
 
@@ -67,10 +67,9 @@ def position_bias(table: Tensor, side: int) -> Tensor:
 
     table: (2 side - 1, 2 side - 1, heads), or for larger maps.
     """
-    place = torch.arange(side, device=table.device)
-    apart = place[:, None] - place + len(table) // 2
-    bias = table[apart[:, None, :, None], apart[None, :, None, :]]  # (down, right, down of the other, right of the other, heads)
-    return bias.reshape(side**2, side**2, -1).permute(2, 0, 1)
+    near = slice(len(table) // 2 - side + 1, len(table) // 2 + side)
+    windows = table[near, near].unfold(0, side, 1).unfold(1, side, 1)  # (down, right, heads, and backwards: down, right of the other)
+    return windows.flip(3, 4).permute(2, 0, 1, 3, 4).reshape(-1, side**2, side**2)
 
 
 def joint_norm(x: Tensor, weight: Tensor, bias: Tensor, width: Tensor | int, channels: Tensor | None = None) -> Tensor:
@@ -85,7 +84,14 @@ def joint_norm(x: Tensor, weight: Tensor, bias: Tensor, width: Tensor | int, cha
 
 def _mixed(product: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """(n, heads, tokens, tokens): every head becomes a combination of all."""
-    return (weight @ product.flatten(2) + bias[:, None]).reshape(product.shape)
+    rows = product.flatten(2)
+    return torch.baddbmm(bias[:, None], weight.expand(len(rows), *weight.shape), rows).reshape(product.shape)
+
+
+def _joined(tokens: Tensor, branch: Tensor, scale: Tensor, width: Tensor | int) -> Tensor:
+    if isinstance(width, int):
+        return torch.addcmul(tokens, branch, scale, value=BRANCH / width)
+    return torch.addcmul(tokens, branch, scale * BRANCH / width)
 
 
 def _linear(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:

@@ -90,7 +90,7 @@ def _scale_rows(space: NASViT, block: AttentionBlock) -> list[str]:
     """The scales that some architecture uses in this block."""
     number, index = place(block.name)
     sides = [space.sides(resolution)[number] for resolution in space.settings.resolutions]
-    return list(dict.fromkeys(scale_row(depth, side) for depth in STAGES[number].depths if depth > index for side in sides))
+    return list(dict.fromkeys(scale_row(depth, side) for depth in space.depths(number) if depth > index for side in sides))
 
 
 # -- regions ------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,6 +36,13 @@ class Workplace:
         self._calls: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Callable[..., None]]] = {}
         self._memory = torch.cuda.graph_pool_handle() if self.weights.flat.is_cuda else None
+
+    @cached_property
+    def total(self) -> Packed:
+        """Room for the sum of several gradients."""
+        return Packed.zeros(
+            {name: view.shape for name, view in self.weights.views.items()}, self.weights.flat.dtype, self.weights.flat.device
+        )
 
     def load(self, weights: Weights) -> None:
         """Start again from these weights."""

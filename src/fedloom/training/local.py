@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedloom.core.client_site import Examples
 from fedloom.data.augment import Augmentation, augment, normalise
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.training.graphs import Workplace
-from fedloom.training.packed import flattened, sgd
+from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.recipe import TrainingSettings
 
 KEPT_MASKS = 16  # architectures whose trained entries are remembered, a byte each
@@ -74,17 +74,11 @@ class Trainer:
     ) -> Trained:
         """One learning rate per epoch. Every entry of ``plain`` is trained."""
         batch, steps = self._batch(examples), len(rates) * self._steps(examples)
-        if examples.labels.is_cuda:
-            self._workplaces.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
-            place = self._workplace("network", plain, architecture)
-            for images, labels, rate in self._batches(examples, rates, rng):
-                place.run(partial(self._network_step, architecture), batch, images, labels, rate)
-            weights = place.weights.unpacked()
-        else:
-            weights, momenta = _copy(plain), _zeros(plain)
-            for images, labels, rate in self._batches(examples, rates, rng):
-                self._move(weights, momenta, self._gradients(weights, architecture, images, labels), rate)
-        return self._trained(weights, Counter({architecture: steps}), batch)
+        self._workplaces.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
+        place = self._workplace("network", plain, architecture)
+        for images, labels, rate in self._batches(examples, rates, rng):
+            place.run(partial(self._network_step, architecture), batch, images, labels, rate)
+        return self._trained(place.weights.unpacked(), Counter({architecture: steps}), batch)
 
     def _network_step(self, architecture: Architecture, place: Workplace, images: Tensor, labels: Tensor, rate: Tensor | float) -> None:
         gradient = flattened(self._gradients(place.weights.views, architecture, images, labels))
@@ -106,27 +100,19 @@ class Trainer:
         return self._trained(train(weights, turns()), steps, self._batch(examples))
 
     def _train_sliced(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
-        weights, momenta, take = _copy(weights), _zeros(weights), self.supernet.take
+        place, take = self._supernet_workplace(weights), self.supernet.take
         for drawn, images, labels, rate in turns:
-            if len(drawn) == 1:  # a rectangle of each parameter: move views of it
-                own = take(weights, drawn[0])
-                self._move(own, take(momenta, drawn[0]), self._gradients(own, drawn[0], images, labels), rate)
-                continue
-            total = _zeros(weights)
+            place.total.flat.zero_()
             for architecture in drawn:
-                gradients = self._gradients(take(weights, architecture), architecture, images, labels)
-                torch._foreach_add_(list(take(total, architecture).values()), gradients)
-            before, moved = _copy(weights), _copy(momenta)
-            self._move(weights, momenta, list(total.values()), rate)
-            for name, times in self.supernet.coverage(Counter(drawn)).items():
-                trained = (times > 0).to(labels.device)
-                weights[name] = torch.where(trained, weights[name], before[name])
-                momenta[name] = torch.where(trained, momenta[name], moved[name])
-        return weights
+                gradients = self._gradients(take(place.weights.views, architecture), architecture, images, labels)
+                torch._foreach_add_(list(take(place.total.views, architecture).values()), gradients)
+            mask = self._mask(drawn, labels.device)
+            sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)
+        return place.weights.unpacked()
 
     def _train_masked(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
         """The same at static shapes: on a GPU one captured step serves every architecture, because the architecture is an input."""
-        place = self._workplace("supernet", {name: weights[name] for name in self.supernet.shapes})  # in the order of masks
+        place = self._supernet_workplace(weights)
         for drawn, images, labels, rate in turns:
             sizes = self.supernet.space.input_sizes([architecture.choices for architecture in drawn])
             order = sorted(range(len(drawn)), key=sizes.__getitem__)  # so that few different shapes need capturing
@@ -149,8 +135,9 @@ class Trainer:
     def _gradients(self, weights: Weights, architecture: Architecture, images: Tensor, labels: Tensor) -> list[Tensor]:
         """One per weight; zero where an architecture lets a weight go to waste (DARTS: an input whose every edge is ``none``)."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
-        loss = self._loss(self.supernet.forward(self.pixels.normalise(images), leaves, architecture), labels)
-        return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+        # ``backward`` and not ``grad``, which first looks for the ways to its inputs: with hundreds of small weights that takes time.
+        self._loss(self.supernet.forward(self.pixels.normalise(images), leaves, architecture), labels).backward()
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
 
     def _masked_gradients(self, weights: Weights, genes: Tensor, sizes: Sequence[int], images: Tensor, labels: Tensor) -> list[Tensor]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
@@ -158,28 +145,25 @@ class Trainer:
         loss = self._loss(logits.flatten(0, 1), labels.repeat(len(genes))) * len(genes)
         return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
 
-    def _move(self, weights: Weights, momenta: Weights, gradients: list[Tensor], rate: float) -> None:
-        """SGD in place; weights and momenta may be views into larger tensors."""
-        with torch.no_grad():
-            decayed = [(g, w) for g, w in zip(gradients, weights.values(), strict=True) if w.ndim > 1]
-            torch._foreach_add_([g for g, _ in decayed], [w for _, w in decayed], alpha=self.settings.weight_decay)
-            moved = list(momenta.values())
-            torch._foreach_mul_(moved, self.settings.momentum)
-            torch._foreach_add_(moved, gradients)
-            torch._foreach_sub_(list(weights.values()), torch._foreach_mul(moved, rate))
-
     def _mask(self, drawn: Sequence[Architecture], device: torch.device) -> Tensor:
         """Which entries these architectures train, packed. Those of one architecture are remembered: an archive comes back."""
         key = tuple(drawn)
         if key in self._masks:
             return self._masks[key]
-        counts, shapes = self.supernet.coverage(Counter(drawn)), self.supernet.shapes
-        mask = flattened((counts[name] > 0).expand(shape) for name, shape in shapes.items()).to(device)
+        self._marks.flat.zero_()
+        for architecture in drawn:
+            for part in self.supernet.take(self._marks.views, architecture).values():
+                part.fill_(True)
+        mask = self._marks.flat.to(device, copy=True)
         if len(drawn) == 1:
             if len(self._masks) >= KEPT_MASKS:
                 self._masks.pop(next(iter(self._masks)))
             self._masks[key] = mask
         return mask
+
+    @cached_property
+    def _marks(self) -> Packed:
+        return Packed.zeros(self.supernet.shapes, torch.bool, torch.device("cpu"))
 
     # -- batches --------------------------------------------------------------
     def _batch(self, examples: Examples) -> int:
@@ -202,6 +186,9 @@ class Trainer:
         return Trained(weights, steps, macs)
 
     # -- where packed weights train --------------------------------------------
+    def _supernet_workplace(self, weights: Weights) -> Workplace:
+        return self._workplace("supernet", {name: weights[name] for name in self.supernet.shapes})  # in the order of masks
+
     def _workplace(self, kind: str, weights: Weights, *what: Hashable) -> Workplace:
         """The last workplace of its kind if it was for the same network: what it captured can be used again."""
         key = (*what, *((name, tuple(tensor.shape), str(tensor.device)) for name, tensor in weights.items()))
@@ -212,11 +199,3 @@ class Trainer:
         place = self._workplaces[kind][1]
         place.load(weights)
         return place
-
-
-def _copy(weights: Weights) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in weights.items()}
-
-
-def _zeros(weights: Weights) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +22,13 @@ class Packed:
     @classmethod
     def of(cls, weights: Weights) -> Packed:
         """A copy."""
-        flat = flattened(weights.values())
-        parts = flat.split([_padded(tensor) for tensor in weights.values()])
-        views = {name: part[: tensor.numel()].view(tensor.shape) for part, (name, tensor) in zip(parts, weights.items(), strict=True)}
-        return cls(flat, views)
+        return cls(flat := flattened(weights.values()), _views(flat, {name: tensor.shape for name, tensor in weights.items()}))
+
+    @classmethod
+    def zeros(cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, device: torch.device) -> Packed:
+        """Room for weights of these shapes."""
+        flat = torch.zeros(sum(_padded(math.prod(shape)) for shape in shapes.values()), dtype=dtype, device=device)
+        return cls(flat, _views(flat, shapes))
 
     def unpacked(self) -> dict[str, Tensor]:
         """A copy of each weight, free of the vector."""
@@ -34,8 +38,14 @@ class Packed:
 ALIGNED = 8  # entries: GPU kernels read weights in words of 16 bytes and fail on addresses in between
 
 
-def _padded(tensor: Tensor) -> int:
-    return -(-tensor.numel() // ALIGNED) * ALIGNED
+def _padded(entries: int) -> int:
+    return -(-entries // ALIGNED) * ALIGNED
+
+
+def _views(flat: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    parts = flat.split([_padded(size) for size in sizes.values()])
+    return {name: part[: sizes[name]].view(tuple(shapes[name])) for name, part in zip(sizes, parts, strict=True)}
 
 
 def flattened(tensors: Iterable[Tensor]) -> Tensor:
@@ -43,7 +53,7 @@ def flattened(tensors: Iterable[Tensor]) -> Tensor:
     parts = []
     for tensor in tensors:
         parts.append(tensor.detach().reshape(-1))
-        gap = _padded(tensor) - tensor.numel()
+        gap = _padded(tensor.numel()) - tensor.numel()
         if gap:
             parts.append(tensor.new_zeros(gap))
     return torch.cat(parts)
@@ -54,7 +64,7 @@ def sgd(
 ) -> None:
     """One step of SGD with momentum and decay on packed weights, in place; entries outside the mask do not move."""
     with torch.no_grad():
-        moved = momenta * momentum + gradient + decay * weights
+        moved = momenta * momentum + torch.addcmul(gradient, decay, weights)
         moved = moved if mask is None else torch.where(mask, moved, momenta)
         momenta.copy_(moved)
         weights.sub_(rate * (moved if mask is None else torch.where(mask, moved, 0.0)))
