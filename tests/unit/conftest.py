@@ -1,4 +1,4 @@
-"""What unit tests share: a run to look at."""
+"""What unit tests share: a run and generators to look at."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import foreign_support
 from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
+from fedloom.generator.generator import AnyGenerator
+from pretrain_support import Told, pretrain
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +37,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("public") / "ofa.pth"
     torch.save(foreign_support.public_state("mobilenetv3", foreign_support.tiny("mobilenetv3")), path)
     return path
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AnyGenerator, Told]:
+    """One unbroken run; take ``folder`` to change its files."""
+    place = tmp_path_factory.mktemp("made once") / "mobilenetv3"
+    return place, *pretrain(place)
+
+
+@pytest.fixture
+def folder(made: tuple[Path, AnyGenerator, Told], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made[0], tmp_path / "made"))
+
+
+@pytest.fixture(scope="session")
+def unguided_darts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made once") / "darts"
+    pretrain(place, "guided=false", space="darts")
+    return place / "generator.safetensors"

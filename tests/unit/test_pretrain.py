@@ -1,9 +1,8 @@
-"""`fedloom pretrain` and `fedloom generate`: stages and their files, going on, refusals, and generators in use."""
+"""`fedloom pretrain`: stages and their files, going on, refusals."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,48 +12,17 @@ import pytest
 import torch
 
 from fedloom import workshop
-from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, InvalidData, UnusableFolder
-from fedloom.core.seeds import rng
 from fedloom.data.readers import DataSettings, read
 from fedloom.files import read_arrays
 from fedloom.generator import pretrain as module
 from fedloom.generator import shelf
-from fedloom.generator.features import ResNet18
-from fedloom.generator.generator import STRENGTH, AnyGenerator
+from fedloom.generator.generator import AnyGenerator
 from fedloom.generator.proxy import ProxySettings, make_proxy
 from fedloom.generator.shelf import load_generator
 from generator_support import CPU, assert_same_states, global_states, tiny_space
+from pretrain_support import SMALL, STAGES, Stopped, Told, pretrain
 from support import Fedloom, check_refused, everything, flip_last_byte
-
-STAGES = ("denoiser", "features", "supernet", "labels", "predictor")
-SMALL = ("denoiser.architectures=100", "denoiser.steps=2", "denoiser.batch=8", "denoiser.width=8", "denoiser.layers=1", "denoiser.heads=2")
-TINY = (
-    *SMALL,
-    *("data.name=digits", "mobilenetv3.width=0.05", "mobilenetv3.strides=[2,2,1,1,1]", "seed=3"),
-    *("features.epochs=1", "features.batch=256", "proxy.reserved=90", "proxy.tasks=6", "proxy.held_out_tasks=3", "proxy.task_sizes=[2,3]"),
-    'proxy.conditions=["plain"]',
-    *("supernet.epochs=2", "supernet.batch=128", "labels.architectures=12", "labels.images=2", "labels.calibration=8"),
-    *("predictor.steps=2", "predictor.tasks=2", "predictor.architectures=4", "predictor.width=8"),
-)
-Told = list[tuple[str, int, int, str]]
-
-
-class Stopped(Exception):
-    """What a progress callback raises."""
-
-
-def pretrain(folder: Path, *changes: str, stop: tuple[str, int] | None = None, space: str = "mobilenetv3") -> tuple[AnyGenerator, Told]:
-    """The generator and everything that was told meanwhile. stop: at this stage, when so much of it is done."""
-    told: Told = []
-
-    def progress(stage: str, done: int, total: int, remark: str) -> None:
-        told.append((stage, done, total, remark))
-        if (stage, done) == stop:
-            raise Stopped
-
-    base = TINY if space == "mobilenetv3" else SMALL
-    return workshop.pretrain(workshop.plan(space, [*base, *changes]), folder, "cpu", progress), told
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,25 +31,6 @@ def little_to_draw_and_to_keep() -> Iterator[None]:
         patch.setattr(module, "DRAWN", 40)
         patch.setattr(module, "BLOCK", 4)
         yield
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AnyGenerator, Told]:
-    """One unbroken run; take ``folder`` to change its files."""
-    place = tmp_path_factory.mktemp("made once") / "mobilenetv3"
-    return place, *pretrain(place)
-
-
-@pytest.fixture
-def folder(made: tuple[Path, AnyGenerator, Told], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made[0], tmp_path / "made"))
-
-
-@pytest.fixture(scope="module")
-def unguided_darts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("made once") / "darts"
-    pretrain(place, "guided=false", space="darts")
-    return place / "generator.safetensors"
 
 
 def without_seconds(folder: Path) -> dict[str, Any]:
@@ -278,77 +227,6 @@ def test_without_guidance_no_data_are_needed(fedloom_: Fedloom) -> None:
     assert not generator.guided and generator.strength == 3
 
 
-# -- in use -------------------------------------------------------------------------------------
-def test_a_file_holds_the_generator_that_was_trained(made: tuple[Path, AnyGenerator, Told]) -> None:
-    """Its own image features too, which are not those that come with Fedloom."""
-    place, generator, _ = made
-    again = load_generator(tiny_space("mobilenetv3"), str(place / "generator.safetensors"), "", CPU)
-    pool = read(DataSettings(name="digits")).train
-    tasks = [one.task(torch.from_numpy(pool.images), torch.from_numpy(pool.labels)) for one in (generator, again)]
-    assert tasks[0] is not None and tasks[1] is not None and torch.equal(tasks[0], tasks[1])
-    assert again.strength == generator.strength
-    draws = [one.draw(20, rng(0), task) for one, task in zip((generator, again), tasks, strict=True)]
-    assert draws[0] == draws[1]
-
-
-def test_features_must_be_those_it_was_trained_with(folder: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    file = str(shutil.copy(folder / "generator.safetensors", elsewhere))
-    space, own = tiny_space("mobilenetv3"), str(folder / "features.safetensors")
-    with pytest.raises(InvalidConfig, match="neither lie beside it nor come with Fedloom"):
-        load_generator(space, file, "", CPU)
-    assert load_generator(space, file, own, CPU).guided
-    with pytest.raises(InvalidConfig, match="was trained with other image features than those of"):
-        load_generator(space, file, str(shelf.shipped("features")), CPU)
-    torch.save(ResNet18().state_dict(), tmp_path / "resnet18.pth")
-    with pytest.raises(InvalidConfig, match=r"was trained with image features of small, but .*resnet18.pth holds resnet18"):
-        load_generator(space, file, str(tmp_path / "resnet18.pth"), CPU)
-
-
-def ids(out: str) -> list[str]:
-    return [line for line in out.splitlines() if line]
-
-
-def test_generate(fedloom_: Fedloom, folder: Path) -> None:
-    file = ("--file", folder / "generator.safetensors")
-    space = tiny_space("mobilenetv3")
-    drawn = ids(fedloom_("generate", "mobilenetv3", *file, "--count", 7).out)
-    assert len(drawn) == 7
-    for text in drawn:
-        space.check(Architecture.parse(text))
-    assert ids(fedloom_("generate", "mobilenetv3", *file, "--count", 7).out) == drawn
-    assert ids(fedloom_("generate", "mobilenetv3", *file, "--count", 7, "--seed", 1).out) != drawn
-    assert len(ids(fedloom_("generate", "mobilenetv3", "mobilenetv3.width=0.5", "--count", 2).out)) == 2  # the shipped one
-    sampled = ids(fedloom_("generate", "mobilenetv3", *file, "--count", 7, "--sampler", "dpm_sde", "--steps", 3).out)
-    assert len(sampled) == 7 and sampled != drawn
-
-
-def test_generate_for_data(fedloom_: Fedloom, folder: Path) -> None:
-    call = ("generate", "mobilenetv3", "--file", folder / "generator.safetensors", "--count", 4, "--json")
-    free, weak, strong = (
-        json.loads(fedloom_(*call, *more).out) for more in ((), ("--data", "digits"), ("--data", "digits", "--strength", 500))
-    )
-    assert free["data"] is None and free["strength"] is None and free["space"] == "mobilenetv3" and len(free["architectures"]) == 4
-    assert weak["data"] == "digits" and weak["strength"] == STRENGTH and strong["strength"] == 500
-    assert strong["architectures"] != free["architectures"]
-    none = json.loads(fedloom_(*call, "--data", "digits", "--strength", 0).out)
-    assert none["architectures"] == free["architectures"]
-
-
-@pytest.mark.parametrize("kind", ["guided", "unguided"])
-def test_a_federation_uses_it(fedloom_: Fedloom, folder: Path, tiny_file: Path, kind: str) -> None:
-    if kind == "unguided":
-        shutil.rmtree(folder)
-        pretrain(folder, "guided=false")
-    options = ("perfedsde.generator=diffusion", f"perfedsde.generator_file={folder}/generator.safetensors", "run.folder=run", "rounds=1")
-    outcome = fedloom_("run", tiny_file, *options)
-    assert outcome.code == 0, outcome.err
-    notes = [json.loads(line)["notes"] for line in Path("run/ledger.jsonl").read_text().splitlines()]
-    guided = [note["guided"] for note in notes if "guided" in note]
-    assert guided and set(guided) == {1.0 if kind == "guided" else 0.0}
-
-
 # -- refusals -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
@@ -394,81 +272,3 @@ def test_an_interrupted_pretrain_says_how_to_go_on(fedloom_: Fedloom, monkeypatc
 
     monkeypatch.setattr(workshop, "pretrain", interrupted)
     check_refused(fedloom_("pretrain", "darts"), Interrupted, "The same command goes on with what is in pretrain/darts")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
-    [
-        (["darst"], InvalidConfig, ("Did you mean 'darts'?",)),
-        (["mobilenetv3", "widht=1"], InvalidConfig, ("'widht=1' is not a setting of mobilenetv3",)),
-        (["mobilenetv3", "darts.operations=s2"], InvalidConfig, ("not a setting of mobilenetv3",)),
-        (["mobilenetv3", "mobilenetv3.widht=1"], InvalidConfig, ("Did you mean 'width'?",)),
-        (["mobilenetv3", "--file", "missing.safetensors"], InvalidConfig, ("no generator file missing.safetensors", "fedloom pretrain")),
-        (["mobilenetv3", "--features", "missing.pth"], InvalidData, ("missing.pth cannot be read",)),
-        (["mobilenetv3", "--data", "nowhere"], InvalidData, ("nowhere",)),
-        (["mobilenetv3", "--data", "cifar10"], InvalidData, ("cifar10 is not at data/cifar-10-batches-py",)),
-        (["mobilenetv3", "--sampler", "dmp"], InvalidConfig, ("no sampler named 'dmp'", "Did you mean 'dpm'?")),
-    ],
-)
-def test_generate_refuses(fedloom_: Fedloom, arguments: list[str], kind: Any, words: tuple[str, ...]) -> None:
-    check_refused(fedloom_("generate", *arguments), kind, *words)
-
-
-def test_generate_refuses_other_spaces_and_variants(fedloom_: Fedloom, unguided_darts: Path, folder: Path) -> None:
-    assert fedloom_("generate", "darts", "--file", unguided_darts).code == 0
-    variant = fedloom_("generate", "darts", "darts.operations=s2", "--file", unguided_darts)
-    check_refused(variant, InvalidConfig, unguided_darts, "its choices are not those of this darts", "fedloom pretrain darts")
-    other = fedloom_("generate", "darts", "--file", folder / "generator.safetensors")
-    check_refused(other, InvalidConfig, "is a generator for mobilenetv3 with 45 genes", "not those of this darts")
-
-
-def test_data_cannot_guide_without_a_predictor(fedloom_: Fedloom, unguided_darts: Path) -> None:
-    outcome = fedloom_("generate", "darts", "--file", unguided_darts, "--data", "digits")
-    check_refused(outcome, InvalidConfig, "has no predictor, so data cannot guide it", "--data")
-
-
-def test_a_space_without_a_shipped_generator(fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shelf, "shipped", lambda name: tmp_path / f"{name}.safetensors")
-    check_refused(fedloom_("generate", "darts"), InvalidConfig, "No generator for darts comes with Fedloom", "fedloom pretrain darts")
-
-
-def test_generate_refuses_files_that_are_no_generators(fedloom_: Fedloom, folder: Path) -> None:
-    file = folder / "generator.safetensors"
-    whole = file.read_bytes()
-
-    def refused(*words: str) -> None:
-        check_refused(fedloom_("generate", "mobilenetv3", "--file", file), InvalidData, file, *words)
-
-    flip_last_byte(file)
-    refused("damaged")
-    file.write_bytes(whole[:1000])
-    refused("damaged")
-    file.write_text("hello")
-    refused("damaged")
-    shutil.copy(folder / "features.safetensors", file)
-    refused("is fedloom.features/1, not fedloom.generator/1")
-    shutil.copy(folder / "denoiser.safetensors", file)
-    refused("not fedloom.generator/1")
-
-
-def test_a_description_that_does_not_fit_is_refused(folder: Path) -> None:
-    """Whole by its digest, but written by something else."""
-    file = folder / "generator.safetensors"
-    arrays, facts = read_arrays(file)
-    space = tiny_space("mobilenetv3")
-
-    def refused(arrays: dict[str, Any], facts: dict[str, Any]) -> None:
-        module.write_arrays(file, arrays, facts)
-        with pytest.raises(InvalidData, match=r"generator.safetensors (does not fit its own description|holds a generator named)"):
-            load_generator(space, str(file), "", CPU)
-
-    refused(arrays, {**facts, "settings": {}})
-    refused(arrays, {**facts, "settings": {**facts["settings"], "denoiser": {**facts["settings"]["denoiser"], "width": 16}}})
-    refused(arrays, {**facts, "settings": {**facts["settings"], "denoiser": {"depth": 3}}})
-    refused({name: array for name, array in arrays.items() if not name.startswith("predictor.")}, facts)
-    refused(arrays, {**facts, "model": "other"})
-    refused(arrays, {**facts, "strength": "much"})
-
-
-def test_data_that_is_neither_a_folder_nor_a_data_set(fedloom_: Fedloom) -> None:
-    check_refused(fedloom_("generate", "mobilenetv3", "--data", "nowhere"), InvalidData, "--data nowhere", "cifar10")

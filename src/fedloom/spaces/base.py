@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.errors import InvalidArchitecture
+from fedloom.core.errors import InvalidArchitecture, InvalidConfig
 from fedloom.core.registry import Registry, did_you_mean
 
 Choices = Sequence[int] | npt.NDArray[np.integer]
@@ -149,7 +149,7 @@ class SearchSpace(ABC):
         if type(self).active_many is SearchSpace.active_many:
             return most
         if most > COUNTED:
-            raise NotImplementedError(f"{self.name} has too many architectures to count them: its class must say `architectures`")
+            raise InvalidConfig(f"{self.name} has too many architectures to count one by one. Give its class a property `architectures`")
         return len(np.unique(self.canonical_many(np.indices(self.sizes.tolist()).reshape(len(self.sizes), -1).T), axis=0))
 
     def input_sizes(self, genes: Genes) -> list[int]:
