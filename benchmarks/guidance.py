@@ -56,7 +56,7 @@ def size_gain(tokens: Tokens, denoiser: Denoiser, size: Callable[[Architecture],
     target, symbols = (sizes - sizes.mean()) / sizes.std(), tokens.encode(choices).to(device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = ArchitectureNetwork(tokens, 0, PredictorSettings())
+        network = ArchitectureNetwork(tokens, PredictorSettings())
     network = network.to(device).train()
     draw = torch.Generator(device).manual_seed(0)
     optimiser = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=0.02)

@@ -38,6 +38,7 @@ def guided(name: str) -> Generator:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         predictor = Predictor(generator.tokens, SmallFeatures.size, PredictorSettings(width=8)).eval().requires_grad_(False)
+        predictor.slopes.weight.normal_(std=0.1)  # untrained ones say nothing of tasks
         features = FeatureExtractor(SmallFeatures().eval().requires_grad_(False))
     return replace(generator, predictor=predictor, extractor=features)
 
@@ -132,8 +133,8 @@ def test_the_count_is_exact_whatever_fits_at_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_none_are_an_empty_list() -> None:
-    generator = guided("mobilenetv3")
-    assert generator.draw(0, rng(0)) == generator.draw(0, rng(0), torch.zeros(TASK)) == []
+    generator, numbers = guided("mobilenetv3"), TASK + 2 * SmallFeatures.size
+    assert generator.draw(0, rng(0)) == generator.draw(0, rng(0), torch.zeros(numbers)) == []
     assert generator.draw_choices(0, rng(0)).shape == (0, len(generator.tokens.space.genes))
 
 
@@ -164,8 +165,9 @@ def test_tasks_and_strengths_matter_and_no_strength_is_no_guidance() -> None:
 def test_a_gain_is_in_units_of_its_own_spread_unless_that_is_faint() -> None:
     """So a strength means the same for every task; but what hardly varies is not blown up to the size of the others."""
     generator = guided("mobilenetv3")
-    tokens, predictor, task = generator.tokens, generator.predictor, torch.randn(TASK, generator=torch.Generator().manual_seed(0))
+    tokens, predictor = generator.tokens, generator.predictor
     assert predictor is not None and generator.guide(None) is None
+    task = torch.randn(predictor.numbers, generator=torch.Generator().manual_seed(0))
     certain = (tokens.random, torch.full((256,), SIGMA_MIN))
     spread = float(predictor.gain(*certain, task).std())
     for wanted, expected in ((20 * FAINT, 1.0), (FAINT, 1.0), (0.1 * FAINT, 0.1)):
@@ -179,7 +181,7 @@ def test_only_a_guided_generator_has_tasks() -> None:
     assert generator.guided and not unguided("darts").guided
     assert unguided("darts").task(images(4), torch.tensor([0, 0, 1, 1])) is None
     task = generator.task(images(4), torch.tensor([0, 0, 1, 1]))
-    assert task is not None and task.shape == (TASK,) and not task.requires_grad
+    assert task is not None and task.shape == (TASK + 2 * SmallFeatures.size,) and not task.requires_grad
 
 
 # -- tasks ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 
 from fedloom.core.seeds import rng
 from fedloom.generator.generator import Generator
-from fedloom.generator.predictor import TASK, Predictor, PredictorSettings
+from fedloom.generator.predictor import Predictor, PredictorSettings
 from fedloom.generator.tokens import Tokens
 from fedloom.report.generation import ABSENT, SCALE, Course, colours_of, denoising, draw_denoising, draw_marginals, marginals, shortened
 from fedloom.spaces.base import Gene
@@ -71,7 +71,7 @@ def check_on_paper(picture: str) -> None:
 @pytest.mark.parametrize("name", ["mobilenetv3", "darts", "nasvit"])
 def test_denoising_is_how_draw_comes_to_its_architecture(name: str, strength: float) -> None:
     generator = guided_generator(Tokens(tiny_space(name)))
-    tokens, task = generator.tokens, torch.linspace(-1, 1, TASK)
+    tokens, task = generator.tokens, torch.linspace(-1, 1, generator.predictor.numbers)
     course = denoising(generator, rng(0, "one"), task, strength)
     (drawn,) = generator.draw(1, rng(0, "one"), task, strength)
     assert course.symbols.tolist() == tokens.encode(np.array([drawn.choices]))[0].tolist()

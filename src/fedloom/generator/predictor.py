@@ -1,9 +1,13 @@
 """The predictor: how accurate would this (noisy) architecture be on this data set?
 
 Accuracy on a task is split into a level, which the data alone decide, and a gain, what this architecture adds to the task's average
-in units of the spread over architectures. Both come from the task vector of the Set Transformer; the gain also from the architecture
-behind the noise, as the frozen denoiser sees it: shares of symbols, (rows, symbols), and the level of noise. Only the gain guides.
-Trained by mean squared error on accuracies of a real supernet over many class subsets (``labels.py``).
+in units of the spread over architectures. The gain is what architectures are worth everywhere, a network of the architecture behind
+the noise as the frozen denoiser sees it (shares of symbols, (rows, symbols), and the level of noise), plus what each symbol is worth
+on this task: a slope per symbol, linear in the task vector. Only the gain guides.
+
+A task vector is what the Set Transformer says of the task, and mean and spread of its images' features. The latter are ours: labels
+are so noisy that the Set Transformer alone did not learn in which condition images were taken. For the same reason slopes see all
+labelled architectures of a task in every step. Trained by mean squared error on accuracies of a real supernet (``labels.py``).
 """
 
 from __future__ import annotations
@@ -21,38 +25,35 @@ from fedloom.generator.denoiser import SIGMA_MAX, SIGMA_MIN, Denoiser, sinusoid
 from fedloom.generator.task_encoder import Grouped, TaskEncoder
 from fedloom.generator.tokens import Tokens
 
-TASK = 56  # numbers in a task vector
+TASK = 56  # numbers in a task vector that come from the Set Transformer
+USUAL = 96  # tasks whose images tell what features are usual
 
 
 @dataclass(frozen=True)
 class PredictorSettings:
     steps: int = setting(4_000, "training steps", low=1)
-    tasks: int = setting(16, "tasks per step", low=1)
-    architectures: int = setting(64, "architectures per task and step", low=2)
+    tasks: int = setting(24, "tasks per step", low=1)
+    architectures: int = setting(48, "architectures per task and step that are seen behind noise", low=2)
     rate: float = setting(1e-3, "learning rate of AdamW at its peak", low=0)
     width: int = setting(192, "numbers in its hidden layers", low=8)
     dropout: float = setting(0.1, "share of hidden numbers dropped in training", low=0, high=0.9)
 
 
 class ArchitectureNetwork(nn.Module):
-    """A number for an architecture (shares of symbols), a level of noise and a condition, which scales what the layers see."""
+    """A number for an architecture (shares of symbols) and a level of noise."""
 
-    def __init__(self, tokens: Tokens, condition: int, settings: PredictorSettings) -> None:
+    def __init__(self, tokens: Tokens, settings: PredictorSettings) -> None:
         super().__init__()
         width = settings.width
         self.read = nn.Linear(len(tokens) * tokens.symbols, width)
         self.level = nn.Linear(32, width)
-        self.condition = nn.Linear(condition, 2 * width) if condition else None
         self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.SiLU(), nn.Linear(width, width)) for _ in range(2))
         self.drop = nn.Dropout(settings.dropout)
         self.write = nn.Linear(width, 1)
 
-    def forward(self, shares: Tensor, sigma: Tensor, condition: Tensor | None = None) -> Tensor:
-        """shares: (n, rows, symbols); sigma: (n,); condition: (n, numbers) -> (n,)."""
+    def forward(self, shares: Tensor, sigma: Tensor) -> Tensor:
+        """shares: (n, rows, symbols); sigma: (n,) -> (n,)."""
         hidden = self.read(shares.flatten(1)) + self.level(sinusoid(10 * sigma.log(), 32))
-        if self.condition is not None and condition is not None:
-            scale, shift = self.condition(condition).chunk(2, -1)
-            hidden = hidden * (1 + scale) + shift
         for layer in self.layers:
             hidden = hidden + self.drop(layer(hidden))
         result: Tensor = self.write(hidden)[:, 0]
@@ -61,31 +62,58 @@ class ArchitectureNetwork(nn.Module):
 
 class Predictor(nn.Module):
     spread: Tensor  # () standard deviation of accuracy over architectures within a task, in the labels
+    usual: Tensor  # (rows * symbols,) mean shares of the labelled architectures
+    feature_mean: Tensor  # (F,) of the images it learned from
+    feature_spread: Tensor  # (F,)
 
     def __init__(self, tokens: Tokens, features: int, settings: PredictorSettings) -> None:
         super().__init__()
+        symbols, size = len(tokens) * tokens.symbols, TASK + 2 * features
         self.task_encoder = TaskEncoder(features, TASK)
         self.normalise = nn.LayerNorm(TASK)
-        self.architecture = ArchitectureNetwork(tokens, TASK, settings)
-        self.of_level = nn.Sequential(nn.Linear(TASK, TASK), nn.SiLU(), nn.Linear(TASK, 1))
+        self.architecture = ArchitectureNetwork(tokens, settings)
+        self.slopes = nn.Linear(size, symbols)
+        nn.init.zeros_(self.slopes.weight)
+        nn.init.zeros_(self.slopes.bias)
+        self.of_level = nn.Sequential(nn.Linear(size, TASK), nn.SiLU(), nn.Linear(TASK, 1))
         self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("usual", torch.zeros(symbols))
+        self.register_buffer("feature_mean", torch.zeros(features))
+        self.register_buffer("feature_spread", torch.ones(features))
+
+    @property
+    def numbers(self) -> int:
+        """In a task vector: those of the Set Transformer, means and spreads of features."""
+        return self.slopes.in_features
 
     def task(self, grouped: Grouped) -> Tensor:
-        """(tasks, 56), or (56,) of one."""
-        vector: Tensor = self.normalise(self.task_encoder.encode(grouped))
-        return vector
+        """(tasks, numbers), or (numbers,) of one."""
+        seen = grouped.image_mask[..., None].float()  # (tasks, classes, images, 1)
+        count = seen.sum((-3, -2)).clamp_min(1)
+        features = (grouped.features - self.feature_mean) / self.feature_spread
+        mean = (features * seen).sum((-3, -2)) / count
+        spread = ((features - mean[..., None, None, :]).square() * seen).sum((-3, -2)) / count
+        of_sets = self.normalise(self.task_encoder.encode(grouped))
+        return torch.cat([of_sets, mean, spread.sqrt() - 1], -1)
 
     def level(self, task: Tensor) -> Tensor:
         """(tasks,) average accuracy of architectures on a task."""
         return torch.sigmoid(self.of_level(task)[..., 0])
 
     def gain(self, shares: Tensor, sigma: Tensor, task: Tensor) -> Tensor:
-        """(n,) what an architecture adds to the average, in units of ``spread``; task: (56,) for all or (n, 56)."""
-        result: Tensor = self.architecture(shares, sigma, task.expand(len(shares), -1))
+        """(n,) what an architecture adds to the average, in units of ``spread``; task: (numbers,) for all or (n, numbers)."""
+        result: Tensor = self.architecture(shares, sigma) + ((shares.flatten(1) - self.usual) * self.slopes(task)).sum(-1)
         return result
 
     def accuracy(self, shares: Tensor, sigma: Tensor, task: Tensor) -> Tensor:
         return self.level(task) + self.spread * self.gain(shares, sigma, task)
+
+    def get_used_to(self, seen: Tensor, grouped: Grouped) -> None:
+        """What is usual: architectures (n, rows * symbols) and the images of tasks."""
+        features = grouped.features[grouped.image_mask]
+        self.usual.copy_(seen.mean(0))
+        self.feature_mean.copy_(features.mean(0))
+        self.feature_spread.copy_(features.std(0).clamp_min(1e-6))
 
 
 def behind_noise(denoiser: Denoiser, clean: Tensor, sigma: Tensor, draw: torch.Generator) -> Tensor:
@@ -124,24 +152,29 @@ def train_predictor(
         means = accuracies.nanmean(0)  # (tasks,)
         gains = torch.where(known, accuracies - means, 0.0)
         spreads = (gains.square().sum(0) / (known.sum(0) - 1).clamp_min(1)).sqrt()  # (tasks,)
-        spread = spreads.mean()
         gains = gains / spreads.clamp_min(1e-6)
-        predictor.spread.copy_(spread.cpu())
+        predictor.spread.copy_(spreads.mean().cpu())
         predictor = predictor.to(device).train()
         draw = torch.Generator(device).manual_seed(seed)
-        optimiser = torch.optim.AdamW(predictor.parameters(), settings.rate, weight_decay=0.02)
         tasks, count = min(settings.tasks, accuracies.shape[1]), settings.architectures
+        seen = tokens.shares(symbols).flatten(1)
+        predictor.get_used_to(seen, task_of(list(range(min(USUAL, accuracies.shape[1]))), draw))
+        optimiser = torch.optim.AdamW(predictor.parameters(), settings.rate, weight_decay=0.1)
         for step in range(settings.steps):
             for group in optimiser.param_groups:
                 group["lr"] = falling_rate(step, settings.steps, settings.rate)
             chosen = torch.randperm(accuracies.shape[1], generator=draw, device=device)[:tasks]
+            vectors = predictor.task(task_of(chosen.tolist(), draw))  # (tasks, numbers)
+            # Slopes from all architectures that a task has labels of: (architectures, tasks).
+            apart = (seen - predictor.usual) @ predictor.slopes(vectors).T - gains[:, chosen]
+            loss = (apart.square() * known[:, chosen]).sum() / known[:, chosen].sum()
+            # The whole gain from a few, behind noise.
             rows = torch.multinomial(known[:, chosen].T.float(), count, replacement=True, generator=draw).flatten()  # tasks * count
             sigma = levels(len(rows), draw, device)
             with torch.no_grad():
                 shares = behind_noise(denoiser, tokens.one_hot(symbols[rows]), sigma, draw)
-            vectors = predictor.task(task_of(chosen.tolist(), draw))  # (tasks, 56)
-            predicted = predictor.gain(shares, sigma, vectors.repeat_interleave(count, 0))
-            loss = F.mse_loss(predicted, gains[rows, chosen.repeat_interleave(count)])
+            predicted = predictor.gain(shares, sigma, vectors.detach().repeat_interleave(count, 0))
+            loss = loss + F.mse_loss(predicted, gains[rows, chosen.repeat_interleave(count)])
             loss = loss + F.mse_loss(predictor.level(vectors), means[chosen]) / means.var().clamp_min(1e-6)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
