@@ -6,7 +6,7 @@ Needs a folder of `fedloom pretrain` with its supernet and labels, and the publi
 
 Every arm is scored with the same supernet on the same images of the held-out classes, taken as the task says; a third of the images
 select (population, RBF), the others report. Differences are paired over tasks, with a 95 % t interval. `--sweep` measures strengths of
-guidance on tasks of the classes that the predictor knows, which is where the default is chosen.
+guidance on tasks of the classes that the predictor knows; unless `--strength` says otherwise, the best of them is then used.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from fedloom.surrogates.base import SURROGATES, choose
 POPULATION = 3  # times the number of genes
 CANDIDATES, PICKED = 100, 10  # of the paper
 GUIDED, OTHERS, EVOLUTION = "guided by its data", "guided by another task's data", "crossover and mutation"
+UNIQUE = 0.95  # of 500 drawn, at least; a strength that leaves less variety is not chosen
 OTHER_TASKS = 4  # whose architectures a task is compared with
 
 
@@ -182,7 +183,6 @@ def main() -> None:
         return tokens.architectures(space.sample_many(rng(arguments.seed, *name), count))
 
     found: dict[str, Any] = {"space": arguments.space, "each": arguments.each, "seed": arguments.seed}
-    strength = generator.strength if arguments.strength is None else arguments.strength
     count = arguments.each
 
     if arguments.sweep:  # on classes the predictor knows, so that the held-out ones choose nothing
@@ -195,6 +195,9 @@ def main() -> None:
             unique = float(np.mean([unique_share(np.array([a.choices for a in drawn])) for drawn in many]))
             found["sweep"][str(value)] = {**summary(own), "uniqueness_in_500": unique}
             print("strength", value, found["sweep"][str(value)], flush=True)
+    varied = {value: found["sweep"][str(value)] for value in arguments.sweep if found["sweep"][str(value)]["uniqueness_in_500"] >= UNIQUE}
+    best = max(varied, key=lambda value: varied[value]["mean"], default=generator.strength)
+    strength = best if arguments.strength is None else arguments.strength
 
     tasks = some_tasks(proxy.held_out, arguments.tasks, "guidance")
     shared = {

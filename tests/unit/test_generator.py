@@ -171,7 +171,8 @@ def test_a_gain_is_in_units_of_its_own_spread_unless_that_is_faint() -> None:
     certain = (tokens.random, torch.full((256,), SIGMA_MIN))
     spread = float(predictor.gain(*certain, task).std())
     for wanted, expected in ((20 * FAINT, 1.0), (FAINT, 1.0), (0.1 * FAINT, 0.1)):
-        predictor.architecture.write.weight.mul_(wanted / spread)
+        for part in (predictor.architecture.write, predictor.slopes):
+            part.weight.mul_(wanted / spread)
         spread, gain = wanted, generator.guide(task)
         assert gain is not None and float(gain(*certain).std()) == pytest.approx(expected, rel=1e-3)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -74,6 +74,14 @@ def test_it_learns_what_the_data_decide(world: World, predictor: Predictor) -> N
     assert predictor.accuracy(shares, sigma, dark).tolist() == pytest.approx([0.35, 0.3, 0.25], abs=0.02)
     assert predictor.level(torch.stack([bright, dark])).tolist() == pytest.approx([0.7, 0.3], abs=0.03)
     assert not predictor.training and not any(parameter.requires_grad for parameter in predictor.parameters())
+
+
+def test_images_unlike_any_other_count_as_the_farthest_it_knows(world: World, predictor: Predictor) -> None:
+    """Slopes are linear: ten times as far would be ten times the slope."""
+    shown = world.show([0], torch.Generator().manual_seed(9))
+    near, far, farther = (predictor.task(replace(shown, features=times * shown.features))[0, TASK:] for times in (0.5, 10, 1000))
+    assert float(near.norm()) < float(predictor.farthest) == pytest.approx(float(far.norm())) == pytest.approx(float(farther.norm()))
+    assert torch.nn.functional.cosine_similarity(far, farther, dim=0) > 0.99
 
 
 def test_much_noise_leaves_little_to_say(world: World, predictor: Predictor) -> None:

@@ -129,6 +129,16 @@ def score_architectures(
         yield parts[number % workers][number // workers]
 
 
+def one_accuracy(supernet: Supernet[Any], weights: Weights, proxy: Proxy, draw: np.random.Generator) -> float:
+    """How far a supernet is: accuracy of a random subnet on a few scoring images of every class, told apart among all classes."""
+
+    def measure(logits: Tensor) -> Tensor:
+        return (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)[:, None]).float().mean()
+
+    images = proxy.scoring[:, :8]
+    return float(next(score_architectures(supernet, weights, proxy, [supernet.space.sample(draw)], images, measure, LabelSettings())))
+
+
 def task_measure(tasks: Sequence[Task], condition: str, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Accuracies on tasks, (tasks,), from the logits of every class's images in this condition; nan for tasks in other conditions."""
     own = [(number, task.classes) for number, task in enumerate(tasks) if task.condition == condition]

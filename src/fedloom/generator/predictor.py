@@ -31,7 +31,7 @@ USUAL = 96  # tasks whose images tell what features are usual
 
 @dataclass(frozen=True)
 class PredictorSettings:
-    steps: int = setting(4_000, "training steps", low=1)
+    steps: int = setting(2_000, "training steps", low=1)
     tasks: int = setting(24, "tasks per step", low=1)
     architectures: int = setting(48, "architectures per task and step that are seen behind noise", low=2)
     rate: float = setting(1e-3, "learning rate of AdamW at its peak", low=0)
@@ -65,6 +65,7 @@ class Predictor(nn.Module):
     usual: Tensor  # (rows * symbols,) mean shares of the labelled architectures
     feature_mean: Tensor  # (F,) of the images it learned from
     feature_spread: Tensor  # (F,)
+    farthest: Tensor  # () how far from the usual the images of a task were, at most, that it learned from
 
     def __init__(self, tokens: Tokens, features: int, settings: PredictorSettings) -> None:
         super().__init__()
@@ -80,6 +81,7 @@ class Predictor(nn.Module):
         self.register_buffer("usual", torch.zeros(symbols))
         self.register_buffer("feature_mean", torch.zeros(features))
         self.register_buffer("feature_spread", torch.ones(features))
+        self.register_buffer("farthest", torch.ones(()))
 
     @property
     def numbers(self) -> int:
@@ -87,14 +89,20 @@ class Predictor(nn.Module):
         return self.slopes.in_features
 
     def task(self, grouped: Grouped) -> Tensor:
-        """(tasks, numbers), or (numbers,) of one."""
+        """(tasks, numbers), or (numbers,) of one. Images that are farther from the usual than any it learned from count as if they were
+        at the farthest, in their direction: slopes are linear and would follow them anywhere."""
+        apart = self._apart(grouped)
+        apart = apart * (self.farthest / apart.norm(dim=-1, keepdim=True).clamp_min(1e-6)).clamp_max(1)
+        return torch.cat([self.normalise(self.task_encoder.encode(grouped)), apart], -1)
+
+    def _apart(self, grouped: Grouped) -> Tensor:
+        """(tasks, 2F) how mean and spread of the images' features differ from the usual."""
         seen = grouped.image_mask[..., None].float()  # (tasks, classes, images, 1)
         count = seen.sum((-3, -2)).clamp_min(1)
         features = (grouped.features - self.feature_mean) / self.feature_spread
         mean = (features * seen).sum((-3, -2)) / count
         spread = ((features - mean[..., None, None, :]).square() * seen).sum((-3, -2)) / count
-        of_sets = self.normalise(self.task_encoder.encode(grouped))
-        return torch.cat([of_sets, mean, spread.sqrt() - 1], -1)
+        return torch.cat([mean, spread.sqrt() - 1], -1)
 
     def level(self, task: Tensor) -> Tensor:
         """(tasks,) average accuracy of architectures on a task."""
@@ -114,6 +122,7 @@ class Predictor(nn.Module):
         self.usual.copy_(seen.mean(0))
         self.feature_mean.copy_(features.mean(0))
         self.feature_spread.copy_(features.std(0).clamp_min(1e-6))
+        self.farthest.copy_(self._apart(grouped).norm(dim=-1).max())
 
 
 def behind_noise(denoiser: Denoiser, clean: Tensor, sigma: Tensor, draw: torch.Generator) -> Tensor:

@@ -36,6 +36,7 @@ from fedloom.generator.labels import (
     SupernetSettings,
     different_architectures,
     equally_hard,
+    one_accuracy,
     score_architectures,
     task_measure,
     train_proxy_supernet,
@@ -183,7 +184,8 @@ class Pretraining:
         conditions, seed = self.settings.proxy.conditions, self.settings.seed
         for epoch, trained in train_proxy_supernet(supernet, proxy, conditions, settings, weights, done, seed):
             weights = trained
-            self.progress("supernet", epoch, settings.epochs, "")
+            reached = one_accuracy(supernet, weights, proxy, rng(seed, "a look", epoch))
+            self.progress("supernet", epoch, settings.epochs, f"accuracy of a subnet {reached:.3f}")
             self._write("supernet", {n: t.cpu().numpy() for n, t in weights.items()}, {**key, "epochs_done": epoch}, start)
         return weights
 
