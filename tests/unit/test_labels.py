@@ -142,24 +142,6 @@ def test_logits_are_of_the_images_in_their_order(supernet: Supernet[Any], proxy:
             assert torch.allclose(logits[label], alone, atol=1e-4)
 
 
-@pytest.mark.gpu
-def test_threads_score_what_one_scores(supernet: Supernet[Any], proxy: Proxy) -> None:
-    device = torch.device("cuda")
-    there = replace(proxy, train=Examples(proxy.train.images.to(device), proxy.train.labels.to(device)), scoring=proxy.scoring.to(device))
-    weights = {name: tensor.to(device) for name, tensor in supernet.initial(0).items()}
-    architectures = [supernet.space.sample(rng("threads", number)) for number in range(11)]
-
-    def logits(workers: int) -> Tensor:
-        settings = LabelSettings(calibration=6, half=False, workers=workers)
-        found = list(score_architectures(supernet, weights, there, architectures, there.scoring, lambda logits: logits, settings))
-        return torch.stack(found).cpu()
-
-    alone = logits(1)
-    assert len(alone) == 11 and not torch.allclose(alone[0], alone[1])
-    for workers in (2, 4, 20):
-        assert torch.allclose(logits(workers), alone, atol=1e-4)
-
-
 def test_a_supernet_goes_on_where_it_stopped(supernet: Supernet[Any], proxy: Proxy) -> None:
     settings, conditions = SupernetSettings(epochs=3, batch=8, rate=0.1), ("plain", "closer")
     start = supernet.initial(0)

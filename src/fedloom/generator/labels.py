@@ -6,7 +6,6 @@ One pass of logits per architecture over the scoring images serves every class s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +44,6 @@ class LabelSettings:
     images: int = setting(30, "scoring images per class that an architecture is scored on; others see others", low=2)
     calibration: int = setting(512, "training images on which normalisation statistics are measured", low=2)
     half: bool = setting(True, "score in bfloat16 where the device is a GPU")
-    workers: int = setting(1, "threads that score at the same time where the device is a GPU, which one alone leaves idle", low=1)
 
 
 def train_proxy_supernet(
@@ -105,28 +103,10 @@ def score_architectures(
     pixels = proxy.pixels.normalise(taken(images.flatten(0, 1), condition))
     calibration = scorer.calibration_images(Examples(taken(proxy.train.images, condition), proxy.train.labels))
 
-    def score(some: Sequence[Architecture]) -> Iterator[Tensor]:
-        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=settings.half and pixels.is_cuda):
-            for part in scorer.logits(weights, some, pixels, calibration):
-                for logits in part:
-                    yield measure(logits.float().view(classes, count, -1))
-
-    workers = min(settings.workers, len(architectures))
-    if workers <= 1 or not pixels.is_cuda:
-        yield from score(architectures)
-        return
-    torch.cuda.synchronize(pixels.device)  # what the threads read is there
-
-    def in_stream(first: int) -> list[Tensor]:
-        with torch.cuda.stream(torch.cuda.Stream(pixels.device)):
-            found = list(score(architectures[first::workers]))
-            torch.cuda.current_stream().synchronize()
-        return found
-
-    with ThreadPoolExecutor(workers) as threads:
-        parts = list(threads.map(in_stream, range(workers)))
-    for number in range(len(architectures)):
-        yield parts[number % workers][number // workers]
+    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=settings.half and pixels.is_cuda):
+        for part in scorer.logits(weights, architectures, pixels, calibration):
+            for logits in part:
+                yield measure(logits.float().view(classes, count, -1))
 
 
 def one_accuracy(supernet: Supernet[Any], weights: Weights, proxy: Proxy, draw: np.random.Generator) -> float:

@@ -80,6 +80,7 @@ class Labels:
     accuracies: Tensor  # (architectures, tasks + held-out tasks), nan where an architecture saw other conditions than a task's
     tasks: list[Task]  # the predictor's, then the held-out ones
     shown: int  # how many of the tasks are the predictor's
+    digest: str  # of what was measured, before it was made equally hard: the same on every device
 
     @property
     def learned(self) -> tuple[np.ndarray, Tensor]:
@@ -192,17 +193,14 @@ class Pretraining:
     def labels(self, supernet: Supernet[Any], weights: Mapping[str, Tensor], proxy: Proxy, extractor: FeatureExtractor) -> Labels:
         settings, wanted = self.settings.labels, self.settings.proxy
         choices = different_architectures(self.space, settings.architectures, self.settings.seed)
-        features = extractor(proxy.train.images)
-        likeness = class_likeness(features, proxy.train.labels, proxy.image.classes)
-        draw = rng(self.settings.seed, "tasks")
-        shown = draw_tasks(wanted, proxy.shown, wanted.tasks, likeness, draw)
-        tasks = shown + draw_tasks(wanted, proxy.held_out, wanted.held_out_tasks, likeness, draw)
+        scored = tensor_digest({"images": proxy.scoring})
+        made_by = {**asdict(settings), **asdict(wanted), "supernet": tensor_digest(weights), "data": scored}
+        key = self._key("labels", made_by)
+        known = self._read("labels", key)
+        # Which classes look alike depends on rounding, which differs between devices: tasks are drawn once and kept.
+        tasks = _kept_tasks(known[0], wanted) if known else self._draw_tasks(proxy, extractor)
         parts = [part for part in proxy.scoring.split(settings.images, 1) if part.shape[1] == settings.images] or [proxy.scoring]
         seen = [(condition, part) for part in parts for condition in wanted.conditions]  # by one block of architectures after the other
-        scored = tensor_digest({"images": proxy.scoring, "tasks": torch.from_numpy(_padded(tasks))})  # features decide which are alike
-        made_by = {name: value for name, value in asdict(settings).items() if name != "workers"}  # which change nothing
-        key = self._key("labels", {**made_by, **asdict(wanted), "supernet": tensor_digest(weights), "data": scored})
-        known = self._read("labels", key)
         rows: list[np.ndarray] = [] if known is None else list(known[0]["accuracies"])
         start = time.perf_counter() - (float(known[1]["seconds"]) if known else 0.0)
         if rows:
@@ -216,11 +214,20 @@ class Pretraining:
             rows += list(fresh.half().cpu().numpy())
             self.progress("labels", len(rows), len(choices), f"mean accuracy {np.nanmean(rows[-1]):.3f} ({condition})")
             kept = {"accuracies": np.stack(rows), "choices": choices[: len(rows)].astype(np.uint8)}
-            kept |= {"tasks": _padded(tasks), "shown": np.array(len(shown))}
+            kept |= {"tasks": _padded(tasks), "conditions": np.array([wanted.conditions.index(task.condition) for task in tasks])}
             self._write("labels", kept, key, start)
-        accuracies = torch.from_numpy(np.stack(rows)).float().to(self.device)
+        measured = torch.from_numpy(np.stack(rows))
         part_of = np.arange(len(rows)) // size % len(seen)
-        return Labels(choices, equally_hard(accuracies, part_of), tasks, len(shown))
+        accuracies = equally_hard(measured.float().to(self.device), part_of)
+        digest = tensor_digest({"accuracies": measured, "tasks": torch.from_numpy(_padded(tasks))})
+        return Labels(choices, accuracies, tasks, wanted.tasks, digest)
+
+    def _draw_tasks(self, proxy: Proxy, extractor: FeatureExtractor) -> list[Task]:
+        """The predictor's, then the held-out ones."""
+        wanted, draw = self.settings.proxy, rng(self.settings.seed, "tasks")
+        likeness = class_likeness(extractor(proxy.train.images), proxy.train.labels, proxy.image.classes)
+        shown = draw_tasks(wanted, proxy.shown, wanted.tasks, likeness, draw)
+        return shown + draw_tasks(wanted, proxy.held_out, wanted.held_out_tasks, likeness, draw)
 
     def predictor(self, denoiser: Denoiser, labels: Labels, proxy: Proxy, extractor: FeatureExtractor) -> Predictor:
         settings = self.settings.predictor
@@ -367,12 +374,17 @@ def _without(settings: PaperSettings, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _learned_from(labels: Labels, extractor: FeatureExtractor) -> dict[str, str]:
-    return {"labels": tensor_digest({"accuracies": labels.accuracies}), "features": digest_of(extractor.network)}
+    return {"labels": labels.digest, "features": digest_of(extractor.network)}
 
 
 def _padded(tasks: Sequence[Task]) -> np.ndarray:
     """(tasks, most classes) class numbers, -1 where a task has fewer."""
     return padded([task.classes for task in tasks], max(len(task.classes) for task in tasks)).astype(np.int16)
+
+
+def _kept_tasks(arrays: Mapping[str, np.ndarray], wanted: ProxySettings) -> list[Task]:
+    rows = zip(arrays["tasks"], arrays["conditions"], strict=True)
+    return [Task(classes[classes >= 0].astype(np.int64), wanted.conditions[number]) for classes, number in rows]
 
 
 def _device_name(device: torch.device) -> str:
