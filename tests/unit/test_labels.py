@@ -169,3 +169,14 @@ def test_the_largest_network_comes_first_then_what_sampling_says(supernet: Super
     assert not same(epochs(largest=0.0)[1], random[1])
     assert not same(epochs(("farther",))[1], random[1])
     assert all(tensor.isfinite().all() for tensor in [*random[2].values(), *fair[2].values()])
+
+
+@pytest.mark.parametrize(
+    ("space", "sampling", "largest"), [("mobilenetv3", "random", 0.5), ("nasvit", "random", 0.5), ("darts", "fair", 0.0)]
+)
+def test_what_has_weights_of_its_own_is_trained_fairly(space: str, sampling: str, largest: float) -> None:
+    net = make_supernet(space, SPACES[space].settings.tiny(), ImageShape(3, 8, CLASSES))
+    suited = SupernetSettings(epochs=7, largest=0.5).suited_to(net)
+    assert suited == SupernetSettings(epochs=7, sampling=sampling, largest=largest)
+    for said in (SupernetSettings(sampling="random", largest=0.2), SupernetSettings(sampling="fair", largest=0.2)):
+        assert said.suited_to(net) == said

@@ -6,7 +6,7 @@ One pass of logits per architecture over the scoring images serves every class s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,17 @@ class SupernetSettings:
     rate: float = setting(0.4, "learning rate of SGD at the start, falling as a cosine", low=0)
     largest: float = setting(1 / 3, "share of the epochs, the first ones, that train the largest network alone", low=0, high=1)
     sampling: str = setting(
-        "random", "what a step trains: one random subnet, or several that use every choice (FairNAS)", choices=("random", "fair")
+        "auto",
+        "what a step trains: one random subnet, or several that use every choice (FairNAS); "
+        "auto is fair, and without the largest, where every choice has weights of its own (darts)",
+        choices=("auto", "random", "fair"),
     )
+
+    def suited_to(self, supernet: Supernet[Any]) -> SupernetSettings:
+        """What ``auto`` means for this supernet."""
+        if self.sampling != "auto":
+            return self
+        return replace(self, sampling="fair", largest=0.0) if supernet.pathwise else replace(self, sampling="random")
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ def train_proxy_supernet(
     The largest network comes first, then its subnets, as in once-for-all (Cai et al., 2020): residual blocks start as the identity, and
     random subnets alone leave them there, so that hardly anything would depend on the architecture.
     """
+    settings = settings.suited_to(supernet)
     recipe = TrainingSettings(
         batch=settings.batch,
         rate=settings.rate,

@@ -162,7 +162,7 @@ class Pretraining:
         return extractor
 
     def supernet(self, supernet: Supernet[Any], proxy: Proxy) -> dict[str, Tensor]:
-        settings = self.settings.supernet
+        settings = self.settings.supernet.suited_to(supernet)
         key = self._key(
             "supernet",
             {

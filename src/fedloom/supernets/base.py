@@ -34,6 +34,8 @@ Space = TypeVar("Space", bound=SearchSpace)
 class Supernet(ABC, Generic[Space]):
     # Whether masks pay on a GPU: one set of kernels then serves every architecture, at the price of running what it lacks as well.
     masks_pay: ClassVar[bool] = True
+    # Whether every choice has weights of its own, as in DARTS, instead of a part of the largest one's.
+    pathwise: ClassVar[bool] = False
 
     def __init_subclass__(cls, **how: Any) -> None:
         super().__init_subclass__(**how)

@@ -29,6 +29,7 @@ Run = Callable[[Part, Tensor], Tensor]
 @SUPERNETS.add("darts", DARTSSettings, "path-wise weights: every operation of every edge of every cell has its own")
 class DARTSSupernet(Supernet[DARTS]):
     masks_pay = False  # masked, every edge runs all its operations
+    pathwise = True
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
