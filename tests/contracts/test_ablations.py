@@ -16,7 +16,8 @@ from fedloom.config import load, presets
 from fedloom.engine.run import Watcher
 from fedloom.spaces.base import SPACES, ImageShape
 from generators import fake_generator
-from perfedsde_support import Played, overheard
+from perfedsde_support import overheard
+from played import Played
 
 DIFFUSION, EVOLUTION = ("diffusion", "rbf"), ("evolution", "none")
 ROWS = {  # (generator, surrogate), archive, averaging

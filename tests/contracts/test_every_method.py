@@ -327,7 +327,7 @@ def test_a_report_with_anything_more_is_refused(world: World) -> None:
     for instruction, memory in cases(world):
         report = world.answer_once(instruction, memory).report
         for more in (
-            replace(report, facts={**report.facts, "accuracy": 0.5}),
+            replace(report, facts={**report.facts, "label_count": 0.5}),
             replace(report, arrays={**report.arrays, "labels": {"labels": np.zeros(3)}}),
         ):
             with pytest.raises(UndeclaredUpload):

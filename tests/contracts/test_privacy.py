@@ -16,7 +16,8 @@ from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Answer
 from fedloom.training.scoring import Score, Scored, Scorer
 from generators import fake_generator
-from perfedsde_support import Played, Secrets, overheard
+from perfedsde_support import Secrets, overheard
+from played import Played
 
 Message = Instruction | Report
 KINDS = ("u1", "i2", "i4", "i8", "f2", "f4", "f8")

@@ -22,7 +22,7 @@ from fedloom.generator.paper_generator import PaperGenerator
 from fedloom.generator.shelf import load_generator
 from fedloom.maths.samplers import SAMPLERS
 from fedloom.spaces.base import SearchSpace
-from perfedsde_support import Played
+from played import Played
 from support import Fedloom, check_refused
 
 TINY = """model=paper data.name=digits mobilenetv3.width=0.05 denoiser.architectures=200 features.epochs=1 features.batch=512

@@ -18,7 +18,8 @@ from fedloom.core.method import Answer
 from fedloom.methods import perfedsde
 from fedloom.spaces.budget import Bounded
 from generators import FakeGenerator, fake_generator, loading
-from perfedsde_support import Played, overheard
+from perfedsde_support import overheard
+from played import Played
 
 Tiny = Callable[..., Settings]
 

@@ -1,0 +1,208 @@
+"""PerFedRLNAS: who gets which subnet, what comes back, and how policies and the supernet move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedloom.config import Settings
+from fedloom.core.architecture import Architecture
+from fedloom.core.messages import Instruction, Report, payload_bytes
+from fedloom.maths import policy
+from fedloom.spaces.budget import Bounded
+from played import Played
+
+Tiny = Callable[..., Settings]
+OWN = "method=perfedrlnas"
+
+
+@pytest.fixture
+def played(tiny: Tiny) -> Played:
+    return Played(tiny(OWN))
+
+
+def architecture_of(instruction: Instruction) -> Architecture:
+    return Architecture.parse(str(instruction.facts["architecture"]))
+
+
+def reported(instruction: Instruction, accuracy: float, change: float = 0.0, examples: int = 10) -> Report:
+    """What a client would say whose training added ``change`` to every entry."""
+    update = {name: np.full_like(array, change) for name, array in instruction.arrays["weights"].items()}
+    return Report(instruction.client, instruction.round, {"update": update}, {"accuracy": accuracy, "examples": examples})
+
+
+def sent_to(played: Played, state: Any, client: str) -> Instruction:
+    instruction: Instruction = played.method._instruct(state, client)
+    return instruction
+
+
+# -- what travels -------------------------------------------------------------------------
+@pytest.mark.parametrize("space", ["mobilenetv3", "darts", "nasvit"])
+def test_only_a_subnet_travels_and_its_bytes_say_so(tiny: Tiny, space: str) -> None:
+    played = Played(tiny(OWN, f"space={space}"))
+    supernet, whole = played.method.bench.supernet, played.state.weights
+    for instruction in played.method.plan(played.state, played.federation.names):
+        architecture, sent = architecture_of(instruction), instruction.arrays["weights"]
+        regions = supernet.regions(architecture)
+        assert set(sent) == set(regions)
+        assert all(np.array_equal(sent[name], whole[name][region]) for name, region in regions.items())
+        entries = sum(array.size for array in sent.values())
+        facts = len('{"architecture": ""}') + len(architecture.id)
+        assert payload_bytes(instruction) == 4 * entries + facts < 4 * sum(array.size for array in whole.values())
+        answer = played.answer(instruction)
+        assert {name: array.shape for name, array in answer.report.arrays["update"].items()} == {n: a.shape for n, a in sent.items()}
+        assert set(answer.report.facts) == {"accuracy", "examples"}
+
+
+def test_architectures_are_drawn_from_the_clients_own_policy(played: Played) -> None:
+    method, state = played.method, played.state
+    sizes = method.bench.space.sizes
+    wanted = sizes - 1
+    sure = np.stack([np.where(np.arange(sizes.max()) == wanted[:, None], 50.0, 0.0), *np.zeros((2, len(sizes), sizes.max()))])
+    state = replace(state, policies={"client-001": sure})
+    assert architecture_of(sent_to(played, state, "client-001")) == method.bench.space.canonical(wanted)
+    others = {architecture_of(sent_to(played, replace(state, round=number), "client-000")) for number in range(20)}
+    assert len(others) == 20  # nothing known: uniform, and another in every round
+    assert architecture_of(method.farewell(state, "client-001")) == method.bench.space.canonical(wanted)
+
+
+# -- aggregation ---------------------------------------------------------------------------
+def test_entries_are_averaged_over_those_who_hold_them(played: Played) -> None:
+    method, state = played.method, played.state
+    first, second = (sent_to(played, state, client) for client in ("client-000", "client-001"))
+    after = method.absorb(state, [reported(first, 0.5, 1.0, examples=30), reported(second, 0.5, 3.0, examples=10)])
+    supernet = method.bench.supernet
+    held = [supernet.regions(architecture_of(instruction)) for instruction in (first, second)]
+    seen: set[float] = set()
+    for name, before in state.weights.items():
+        total, count = np.zeros(before.shape), np.zeros(before.shape)
+        for regions, change in zip(held, (1.0, 3.0), strict=True):
+            if name in regions:
+                total[regions[name]] += change
+                count[regions[name]] += 1
+        expected = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+        assert after.weights[name] - before == pytest.approx(expected, abs=1e-5)
+        assert np.array_equal(after.weights[name][count == 0], before[count == 0])  # bit for bit
+        seen |= {float(value) for value in np.unique(expected)}
+    assert seen == {0.0, 1.0, 2.0, 3.0}  # nobody, one, both, the other
+
+
+def test_the_authors_code_adds_shares_of_updates(tiny: Tiny) -> None:
+    played = Played(tiny(OWN, "perfedrlnas.averaging=fedavg"))
+    first, second = (sent_to(played, played.state, client) for client in ("client-000", "client-001"))
+    after = played.method.absorb(played.state, [reported(first, 0.5, 1.0, examples=30), reported(second, 0.5, 3.0, examples=10)])
+    moved = {round(float(value), 3) for name, array in after.weights.items() for value in np.unique(array - played.state.weights[name])}
+    assert moved == {0.0, 0.75, 1.5}  # 30/40 * 1, 10/40 * 3, and both
+
+
+# -- policies ---------------------------------------------------------------------------------
+def probabilities(played: Played, state: Any, client: str) -> np.ndarray:
+    return policy.probabilities(played.method._policy(state, client)[0], played.method.bench.space.sizes)
+
+
+def test_rewards_move_the_policies_of_participants_alone(played: Played) -> None:
+    method, state = played.method, played.state
+    good, bad = (sent_to(played, state, client) for client in ("client-000", "client-001"))
+    after = method.absorb(state, [reported(good, 0.9), reported(bad, 0.1)])
+    assert set(after.policies) == set(after.visits) == {"client-000", "client-001"}
+    uniform = probabilities(played, state, "client-002")
+    for instruction, likelier in ((good, True), (bad, False)):
+        architecture = architecture_of(instruction)
+        active = method.bench.space.active(architecture.choices)
+        found = probabilities(played, after, instruction.client)
+        genes, chosen = np.flatnonzero(active), np.array(architecture.choices)[active]
+        assert ((found[genes, chosen] > uniform[genes, chosen]) == likelier).all()
+        assert np.array_equal(found[~active], uniform[~active])  # without effect, without blame
+    again = method.absorb(replace(after, round=7), [reported(sent_to(played, replace(after, round=7), "client-000"), 0.9)])
+    assert np.array_equal(again.policies["client-001"], after.policies["client-001"])
+    assert int(again.visits["client-000"]) == 2 and int(again.visits["client-001"]) == 1
+
+
+def test_the_average_is_of_latest_accuracies_this_round_included(played: Played) -> None:
+    method, state = played.method, played.state
+    first = method.absorb(
+        state, [reported(sent_to(played, state, name), value) for name, value in (("client-000", 0.2), ("client-001", 0.4))]
+    )
+    instruction = sent_to(played, first, "client-000")
+    reports = [reported(instruction, 0.6)]
+    accuracies = {**first.accuracies, "client-000": np.array(0.6)}
+    found = method._rewards(first, reports, {"client-000": architecture_of(instruction)}, accuracies)
+    assert found == pytest.approx([0.6 - (0.6 + 0.4) / 2])
+    assert {name: float(value) for name, value in method.absorb(first, reports).accuracies.items()} == {
+        "client-000": 0.6,
+        "client-001": 0.4,
+    }
+
+
+def test_round_time_is_training_and_both_ways(tiny: Tiny) -> None:
+    played = Played(tiny(OWN, "perfedrlnas.gmacs=2", "perfedrlnas.mbits=8", "training.epochs=3"))
+    instruction = sent_to(played, played.state, "client-000")
+    report, architecture = reported(instruction, 0.5), architecture_of(instruction)
+    training = 3 * played.method.bench.space.cost(architecture).macs * 3 * 10 / 2e9
+    assert played.method._seconds(report, architecture) == pytest.approx(training + 2 * payload_bytes(report) / 1e6)
+    clock = Played(tiny(OWN, "perfedrlnas.time=measured", "perfedrlnas.mbits=8"))
+    measured = clock.answer(sent_to(clock, clock.state, "client-000")).report
+    seconds = float(measured.facts["seconds"])
+    assert seconds > 0 and clock.method._seconds(measured, architecture) == pytest.approx(seconds + 2 * payload_bytes(measured) / 1e6)
+
+
+def settled(played: Played, rounds: int, accuracy: Callable[[Architecture], float]) -> Any:
+    """The state after rounds in which every client reports an accuracy that its architecture decides."""
+    state, clients = played.state, played.federation.names
+    for _ in range(rounds):
+        instructions = [sent_to(played, state, client) for client in clients]
+        state = played.method.absorb(state, [reported(one, accuracy(architecture_of(one))) for one in instructions])
+    return state
+
+
+def drawn_later(played: Played, state: Any, draws: int = 20) -> list[Architecture]:
+    """What the policies of a state draw, in rounds to come."""
+    later = [replace(state, round=state.round + number) for number in range(draws)]
+    return [played.method._drawn(one, client) for one in later for client in played.federation.names]
+
+
+def test_policies_settle_on_what_is_rewarded(tiny: Tiny) -> None:
+    """Accuracy is how many genes have their last choice; clients report in every round."""
+    played = Played(tiny(OWN, "space=darts", "perfedrlnas.rate=0.3", "perfedrlnas.time_weight=0"))
+    top = played.method.bench.space.sizes - 1
+
+    def share(state: Any) -> float:
+        return float(np.mean([np.array(architecture.choices) == top for architecture in drawn_later(played, state)]))
+
+    state = settled(played, 100, lambda architecture: float((np.array(architecture.choices) == top).mean()))
+    assert share(played.state) == pytest.approx(1 / 8, abs=0.04) and share(state) > 0.3
+
+
+def test_the_time_term_makes_subnets_cheaper(tiny: Tiny) -> None:
+    played = Played(tiny(OWN, "perfedrlnas.rate=0.2", "perfedrlnas.time_weight=1", "perfedrlnas.gmacs=0.001"))
+    space = played.method.bench.space
+
+    def macs(state: Any) -> float:
+        return float(np.mean([space.cost(architecture).macs for architecture in drawn_later(played, state)]))
+
+    assert macs(settled(played, 60, lambda _: 0.5)) < 0.8 * macs(played.state)
+
+
+def test_a_budget_is_never_exceeded(tiny: Tiny) -> None:
+    played = Played(tiny(OWN, "budget.parameters=20000"))
+    space = played.method.bench.space
+    assert isinstance(space, Bounded)
+    for number in range(30):
+        state = replace(played.state, round=number)
+        assert all(space.fits(architecture_of(sent_to(played, state, client))) for client in played.federation.names)
+    state = settled(played, 10, lambda architecture: space.cost(architecture).parameters / 1e5)  # large ones are rewarded
+    assert all(space.fits(architecture_of(played.method.farewell(state, client))) for client in played.federation.names)
+
+
+def test_who_never_took_part_gets_what_the_others_like(played: Played) -> None:
+    state = settled(played, 1, lambda _: 0.5)
+    some = {name: table for name, table in state.policies.items() if name != "client-002"}
+    state = replace(state, policies=some)
+    expected = np.mean([policy.probabilities(table[0], played.method.bench.space.sizes) for table in some.values()], 0)
+    found = policy.probabilities(played.method._usual(state), played.method.bench.space.sizes)
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert played.farewell("client-002").model is not None
