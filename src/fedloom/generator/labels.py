@@ -39,6 +39,7 @@ class SupernetSettings:
         "auto is fair, and without the largest, where every choice has weights of its own (darts)",
         choices=("auto", "random", "fair"),
     )
+    half: bool = setting(False, "train in bfloat16 where the device is a GPU")
 
     def suited_to(self, supernet: Supernet[Any]) -> SupernetSettings:
         """What ``auto`` means for this supernet."""
@@ -53,6 +54,11 @@ class LabelSettings:
     images: int = setting(30, "scoring images per class that an architecture is scored on; others see others", low=2)
     calibration: int = setting(512, "training images on which normalisation statistics are measured", low=2)
     half: bool = setting(True, "score in bfloat16 where the device is a GPU")
+
+
+def half_precision(wanted: bool, images: Tensor) -> torch.autocast:
+    """bfloat16 for what stands it, on a GPU."""
+    return torch.autocast(images.device.type, torch.bfloat16, enabled=wanted and images.is_cuda)
 
 
 def train_proxy_supernet(
@@ -91,7 +97,8 @@ def train_proxy_supernet(
         # The first epoch warms up; momentum starts afresh with every epoch.
         rate = falling(settings.rate, epoch / settings.epochs, "cosine") * (0.25 if epoch == 0 else 1.0)
         examples = mixed(proxy.train, conditions, rng(seed, "conditions", epoch))
-        trained = trainer.train_supernet(weights, subnets, examples, [rate], rng(seed, "supernet", epoch))
+        with half_precision(settings.half, examples.images):
+            trained = trainer.train_supernet(weights, subnets, examples, [rate], rng(seed, "supernet", epoch))
         weights = trained.weights
         yield epoch + 1, trained.weights
 
@@ -113,7 +120,7 @@ def score_architectures(
     pixels = proxy.pixels.normalise(taken(images.flatten(0, 1), condition))
     calibration = scorer.calibration_images(Examples(taken(proxy.train.images, condition), proxy.train.labels))
 
-    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=settings.half and pixels.is_cuda):
+    with half_precision(settings.half, pixels):
         for part in scorer.logits(weights, architectures, pixels, calibration):
             for logits in part:
                 yield measure(logits.float().view(classes, count, -1))
