@@ -19,6 +19,7 @@ import fedloom
 from fedloom.config import COMPONENT_PATHS, Settings, from_run, read_toml, to_toml
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
+from fedloom.core.hardware import assigned
 from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, LedgerEntry, RunResult
 from fedloom.data.readers import Dataset, read
@@ -164,7 +165,16 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
             seconds_before=seconds,
             over=over,
         )
-        link = InlineLink(method, federation.names, federation.data_of, store, describe_model(settings, dataset), run.record)
+        link = InlineLink(
+            method,
+            federation.names,
+            federation.data_of,
+            store,
+            describe_model(settings, dataset),
+            run.record,
+            assigned(settings.hardware, federation.names, settings.seed),
+            settings.hardware.deadline,
+        )
         return run.execute(link)
     finally:
         store.release()

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from fedloom import plugins
 from fedloom.core.errors import InvalidConfig
+from fedloom.core.hardware import HardwareSettings, tiers
 from fedloom.core.registry import did_you_mean
 from fedloom.core.settings import setting
 from fedloom.data.readers import DataSettings
@@ -52,6 +53,7 @@ class Settings:
     split: SplitSettings = field(default_factory=SplitSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     budget: BudgetSettings = field(default_factory=BudgetSettings)
+    hardware: HardwareSettings = field(default_factory=HardwareSettings)
     run: RunSettings = field(default_factory=RunSettings)
     components: Mapping[str, Any] = field(default_factory=dict)  # component name -> its settings, for all known components
 
@@ -116,6 +118,7 @@ def _check_names(settings: Settings) -> None:
         raise InvalidConfig(f"There is no engine named {settings.engine!r}. {did_you_mean(settings.engine, list(ENGINES))}")
     if settings.participants > settings.clients:
         raise InvalidConfig(f"participants is {settings.participants}, but the federation has only {settings.clients} clients")
+    tiers(settings.hardware)  # refuses lists that do not go together
 
 
 def presets() -> dict[str, str]:

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
+from fedloom.core.hardware import Hardware
 from fedloom.core.messages import Instruction, Report, payload_bytes
+from fedloom.core.method import Answer
 from fedloom.maths import policy
 from fedloom.spaces.budget import Bounded
+from fedloom.training.local import Trainer
 from played import Played
 
 Tiny = Callable[..., Settings]
@@ -29,10 +33,11 @@ def architecture_of(instruction: Instruction) -> Architecture:
     return Architecture.parse(str(instruction.facts["architecture"]))
 
 
-def reported(instruction: Instruction, accuracy: float, change: float = 0.0, examples: int = 10) -> Report:
+def reported(instruction: Instruction, accuracy: float, change: float = 0.0, examples: int = 10, **facts: float) -> Report:
     """What a client would say whose training added ``change`` to every entry."""
     update = {name: np.full_like(array, change) for name, array in instruction.arrays["weights"].items()}
-    return Report(instruction.client, instruction.round, {"update": update}, {"accuracy": accuracy, "examples": examples})
+    told = {"accuracy": accuracy, "examples": examples, "seconds": 1.0, **facts}
+    return Report(instruction.client, instruction.round, {"update": update}, told)
 
 
 def sent_to(played: Played, state: Any, client: str) -> Instruction:
@@ -55,7 +60,7 @@ def test_only_a_subnet_travels_and_its_bytes_say_so(tiny: Tiny, space: str) -> N
         assert payload_bytes(instruction) == 4 * entries + facts < 4 * sum(array.size for array in whole.values())
         answer = played.answer(instruction)
         assert {name: array.shape for name, array in answer.report.arrays["update"].items()} == {n: a.shape for n, a in sent.items()}
-        assert set(answer.report.facts) == {"accuracy", "examples"}
+        assert set(answer.report.facts) == {"accuracy", "examples", "seconds"}
 
 
 def test_architectures_are_drawn_from_the_clients_own_policy(played: Played) -> None:
@@ -130,32 +135,91 @@ def test_the_average_is_of_latest_accuracies_this_round_included(played: Played)
     instruction = sent_to(played, first, "client-000")
     reports = [reported(instruction, 0.6)]
     accuracies = {**first.accuracies, "client-000": np.array(0.6)}
-    found = method._rewards(first, reports, {"client-000": architecture_of(instruction)}, accuracies)
-    assert found == pytest.approx([0.6 - (0.6 + 0.4) / 2])
+    assert method._rewards(reports, accuracies, {"client-000": np.array(0.0)}) == pytest.approx([0.6 - (0.6 + 0.4) / 2])
     assert {name: float(value) for name, value in method.absorb(first, reports).accuracies.items()} == {
         "client-000": 0.6,
         "client-001": 0.4,
     }
 
 
-def test_round_time_is_training_and_both_ways(tiny: Tiny) -> None:
-    played = Played(tiny(OWN, "perfedrlnas.gmacs=2", "perfedrlnas.mbits=8", "training.epochs=3"))
+def on(played: Played, instruction: Instruction, **hardware: float) -> Answer:
+    """A client's answer on hardware of its own."""
+    site = replace(played.site(instruction.client), hardware=Hardware(**hardware))  # type: ignore[arg-type]
+    answer: Answer = played.method.answer(instruction, site)
+    return answer
+
+
+def test_round_time_is_training_and_both_ways(played: Played, tiny: Tiny) -> None:
     instruction = sent_to(played, played.state, "client-000")
-    report, architecture = reported(instruction, 0.5), architecture_of(instruction)
-    training = 3 * played.method.bench.space.cost(architecture).macs * 3 * 10 / 2e9
-    assert played.method._seconds(report, architecture) == pytest.approx(training + 2 * payload_bytes(report) / 1e6)
-    clock = Played(tiny(OWN, "perfedrlnas.time=measured", "perfedrlnas.mbits=8"))
-    measured = clock.answer(sent_to(clock, clock.state, "client-000")).report
-    seconds = float(measured.facts["seconds"])
-    assert seconds > 0 and clock.method._seconds(measured, architecture) == pytest.approx(seconds + 2 * payload_bytes(measured) / 1e6)
+    answer = on(played, instruction, gmacs=2.0, mbits=8.0)
+    update = sum(array.nbytes for array in answer.report.arrays["update"].values())
+    link = (payload_bytes(instruction) + update) / 1e6
+    assert answer.report.facts["seconds"] == pytest.approx(3 * answer.diary.trained_macs / 2e9 + link)
+    clock = Played(tiny(OWN, "perfedrlnas.time=measured"))
+    measured = on(clock, instruction, gmacs=1e-6, mbits=8.0).report.facts["seconds"]  # not worked out: that would take days
+    assert link < float(measured) < link + 60
 
 
-def settled(played: Played, rounds: int, accuracy: Callable[[Architecture], float]) -> Any:
-    """The state after rounds in which every client reports an accuracy that its architecture decides."""
+def test_a_subnet_that_does_not_fit_is_survived_and_avoided(tiny: Tiny) -> None:
+    played = Played(tiny(OWN, "perfedrlnas.memory_weight=1"))
+    method, state = played.method, played.state
+    small, large = (sent_to(played, state, client) for client in ("client-000", "client-001"))
+    fits, fails = on(played, small, memory_mb=1e6), on(played, large, memory_mb=1e-3)
+    need = fits.diary.peak_memory_mb
+    assert fits.report.facts["memory"] == pytest.approx(need / 1e6, rel=1e-6) and fits.diary.notes["out_of_memory"] == 0
+    assert fails.report == Report("client-001", 0) and fails.diary.notes["out_of_memory"] == 1
+    after = method.absorb(state, [fits.report, fails.report])
+    alone = method.absorb(state, [fits.report])
+    assert all(np.array_equal(after.weights[name], alone.weights[name]) for name in after.weights)
+    assert set(after.accuracies) == {"client-000"} and set(after.policies) == {"client-000", "client-001"}
+    reached = float(fits.report.facts["accuracy"])
+    reports, latest = [fits.report, fails.report], (after.accuracies, after.memories)
+    middle = (need / 1e6 + 1) / 2
+    assert method._rewards(reports, *latest) == pytest.approx([middle - need / 1e6, -reached - 1 + middle], abs=1e-6)
+    written = Played(tiny(OWN, "perfedrlnas.memory_weight=1", "perfedrlnas.memory_baseline=false")).method
+    assert written._rewards(reports, *latest) == pytest.approx([-need / 1e6, -reached - 1], abs=1e-6)
+    nobody = method.absorb(state, [fails.report])
+    assert all(np.array_equal(nobody.weights[name], state.weights[name]) for name in state.weights) and nobody.round == 1
+
+
+def test_memory_that_really_runs_out_is_survived(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Trainer, "train_network", full)
+    answer = played.answer(sent_to(played, played.state, "client-000"))
+    assert not answer.report.facts and not answer.report.arrays and answer.diary.notes["out_of_memory"] == 1
+
+
+def test_policies_learn_what_fits(tiny: Tiny) -> None:
+    """Half of what a policy that knows nothing draws is too large; once policies have settled, less than 2 % is."""
+    played = Played(tiny(OWN, "perfedrlnas.memory_weight=1", "perfedrlnas.time_weight=0"))
+    space = played.method.bench.space
+    drawn = drawn_later(played, played.state)
+    limit = float(np.median([space.cost(architecture).parameters for architecture in drawn]))
+
+    def report(instruction: Instruction) -> Report:
+        used = space.cost(architecture_of(instruction)).parameters / limit
+        return reported(instruction, 0.5, memory=used) if used <= 1 else Report(instruction.client, instruction.round)
+
+    state = played.state
+    for _ in range(100):
+        state = played.method.absorb(state, [report(sent_to(played, state, client)) for client in played.federation.names])
+    later = [space.cost(architecture).parameters > limit for architecture in drawn_later(played, state, 100)]
+    assert 0.4 < np.mean([space.cost(architecture).parameters > limit for architecture in drawn]) < 0.6 and np.mean(later) < 0.02
+
+
+Number = Callable[[Architecture], float]
+
+
+def settled(played: Played, rounds: int, accuracy: Number, seconds: Number = lambda _: 1.0) -> Any:
+    """The state after rounds in which every client reports an accuracy and a time that its architecture decides."""
     state, clients = played.state, played.federation.names
     for _ in range(rounds):
         instructions = [sent_to(played, state, client) for client in clients]
-        state = played.method.absorb(state, [reported(one, accuracy(architecture_of(one))) for one in instructions])
+        given = [(one, architecture_of(one)) for one in instructions]
+        reports = [reported(one, accuracy(architecture), seconds=seconds(architecture)) for one, architecture in given]
+        state = played.method.absorb(state, reports)
     return state
 
 
@@ -178,13 +242,13 @@ def test_policies_settle_on_what_is_rewarded(tiny: Tiny) -> None:
 
 
 def test_the_time_term_makes_subnets_cheaper(tiny: Tiny) -> None:
-    played = Played(tiny(OWN, "perfedrlnas.rate=0.2", "perfedrlnas.time_weight=1", "perfedrlnas.gmacs=0.001"))
+    played = Played(tiny(OWN, "perfedrlnas.rate=0.2", "perfedrlnas.time_weight=1"))
     space = played.method.bench.space
 
     def macs(state: Any) -> float:
         return float(np.mean([space.cost(architecture).macs for architecture in drawn_later(played, state)]))
 
-    assert macs(settled(played, 60, lambda _: 0.5)) < 0.8 * macs(played.state)
+    assert macs(settled(played, 60, lambda _: 0.5, lambda a: space.cost(a).macs / 1e5)) < 0.8 * macs(played.state)
 
 
 def test_a_budget_is_never_exceeded(tiny: Tiny) -> None:

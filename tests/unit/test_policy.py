@@ -59,9 +59,11 @@ def test_adam_by_hand() -> None:
 
 
 def test_rewards_by_hand() -> None:
-    found = policy.rewards(np.array([0.8, 0.6]), 0.65, np.array([10.0, 30.0]), 0.001)
-    assert found == pytest.approx([0.15, -0.07])
-    assert policy.rewards(np.array([0.8, 0.6]), 0.65, np.array([10.0, 30.0]), 0.0) == pytest.approx([0.15, -0.05])
+    given = np.array([0.8, 0.6]), 0.65, np.array([10.0, 30.0])
+    used = np.array([0.25, 1.0])
+    assert policy.rewards(*given, 0.001, used, 0.0) == pytest.approx([0.15, -0.07])
+    assert policy.rewards(*given, 0.0, used, 0.0) == pytest.approx([0.15, -0.05])
+    assert policy.rewards(*given, 0.001, used, 1.0) == pytest.approx([-0.1, -1.07])  # Eq. 9
 
 
 def visited(reward: float, visits: int = 1) -> np.ndarray:
@@ -90,7 +92,7 @@ def test_policies_find_the_best_of_a_known_reward(seed: int, rate: float, right:
     for visit in range(1, 301):
         chosen = [policy.draw(table[0], sizes, rng(seed, visit, client)) for client, table in enumerate(tables)]
         latest[:] = [(one == best).mean() for one in chosen]
-        for client, reward in enumerate(policy.rewards(latest, latest.mean(), np.zeros(clients), 0.0)):
+        for client, reward in enumerate(policy.rewards(latest, latest.mean(), *2 * (np.zeros(clients), 0.0))):
             gradient = reward * policy.log_gradient(tables[client, 0], sizes, chosen[client])
             change, tables[client, 1:] = policy.adam(tables[client, 1:], gradient, visit, rate)
             tables[client, 0] += change

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from fedloom.core.hardware import Hardware
 from fedloom.core.messages import Array, Arrays, Fact
 
 
@@ -63,12 +64,13 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class ClientSite(Private):
-    """Where a method's client half works: the client's name, data, memory and a clock."""
+    """Where a method's client half works: the client's name, data, memory, a clock, and what it computes with."""
 
     name: str
     data: ClientData
     memory: ClientMemory = field(default_factory=ClientMemory)
     clock: Stopwatch = field(default_factory=Stopwatch)
+    hardware: Hardware = field(default_factory=Hardware)
 
 
 @dataclass(frozen=True)

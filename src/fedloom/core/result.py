@@ -30,6 +30,9 @@ class LedgerEntry:
     peak_memory_mb: float
     process_memory_mb: float  # measured: the highest of this process so far
     notes: Mapping[str, float] = field(default_factory=dict)
+    tier: int = 0  # of the client's simulated hardware
+    simulated_seconds: float = 0.0  # what training and messages would have taken there
+    late: bool = False  # its report came after the deadline and was not waited for
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -41,6 +44,8 @@ class LedgerEntry:
         if not isinstance(values, dict):
             raise TypeError(f"{line!r} is no entry")
         for name, kinds in _KINDS.items():
+            if name in _LATER and name not in values:
+                continue
             if type(values.get(name)) not in kinds:
                 raise ValueError(f"{name} is {values.get(name)!r}")
         return cls(**{**values, "uploads": tuple(values["uploads"])})
@@ -63,7 +68,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "peak_memory_mb": _NUMBER,
     "process_memory_mb": _NUMBER,
     "notes": (dict,),
+    "tier": (int,),
+    "simulated_seconds": _NUMBER,
+    "late": (bool,),
 }
+_LATER = ("tier", "simulated_seconds", "late")  # which ledgers of earlier versions do not have
 
 
 @dataclass
@@ -75,6 +84,9 @@ class Ledger:
     trained_macs: int = 0
     evaluated_architectures: int = 0
     peak_memory_mb: float = 0.0
+    simulated_seconds: float = 0.0  # of all rounds but the last, each as long as its slowest participant or its deadline
+    slowest: float = 0.0  # of the last round
+    last_round: int = -1
     stages: dict[str, float] = field(default_factory=dict)
     uploads: set[str] = field(default_factory=set)
     best_ever: dict[str, float] = field(default_factory=dict)  # client -> best test accuracy of any participation
@@ -88,12 +100,19 @@ class Ledger:
             self.evaluated_architectures += entry.evaluated_architectures
             self.peak_memory_mb = max(self.peak_memory_mb, entry.peak_memory_mb)
             self.uploads |= set(entry.uploads)
+            if not entry.final:
+                self._add_time(entry)
             for stage, seconds in entry.seconds.items():
                 self.stages[stage] = self.stages.get(stage, 0.0) + seconds
             if entry.test_accuracy is not None:
                 self.best_ever[entry.client] = max(entry.test_accuracy, self.best_ever.get(entry.client, 0.0))
             if entry.final:
                 self.final[entry.client] = entry
+
+    def _add_time(self, entry: LedgerEntry) -> None:
+        if entry.round != self.last_round:
+            self.simulated_seconds, self.slowest, self.last_round = self.simulated_seconds + self.slowest, 0.0, entry.round
+        self.slowest = max(self.slowest, entry.simulated_seconds)
 
 
 @dataclass(frozen=True)
@@ -151,6 +170,7 @@ class RunResult:
                     "trained_macs": ledger.trained_macs,
                     "evaluated_architectures": ledger.evaluated_architectures,
                     "peak_memory_mb": round(ledger.peak_memory_mb, 3),
+                    "simulated_seconds": round(ledger.simulated_seconds + ledger.slowest, 3),
                 },
                 "uploads": sorted(ledger.uploads),
                 "environment": dict(self.environment),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 Table = npt.NDArray[np.float64]  # (genes, widest)
 Sizes = npt.NDArray[np.int64]  # (genes,) choices of each gene
 Genes = npt.NDArray[np.int64]  # (genes,) one choice of each
+Numbers = npt.NDArray[np.float64]
 
 BETAS, EPSILON = (0.5, 0.999), 1e-8  # of Adam, as in the authors' code
 
@@ -56,9 +57,10 @@ def adam(moments: npt.NDArray[np.float64], gradient: Table, step: int, rate: flo
     return change, np.stack([mean, square])
 
 
-def rewards(
-    accuracies: npt.NDArray[np.float64], average: float, seconds: npt.NDArray[np.float64], per_second: float
-) -> npt.NDArray[np.float64]:
-    """Eq. 8: better than the average client, and not much slower than the fastest of this round. accuracies, seconds: (participants,)."""
-    found: npt.NDArray[np.float64] = accuracies - average - per_second * (seconds - seconds.min())
+def rewards(accuracies: Numbers, average: float, seconds: Numbers, per_second: float, memory: Numbers, per_memory: float) -> Numbers:
+    """Eq. 8 and 9: better than the average client, not much slower than the fastest of this round, and with memory to spare.
+
+    accuracies, seconds and memory, the share of it that was used: (participants,).
+    """
+    found: Numbers = accuracies - average - per_second * (seconds - seconds.min()) - per_memory * memory
     return found

@@ -2,15 +2,18 @@
 
 A policy is a softmax per gene. A participant trains the subnet it got and reports its update and how accurate it now is; the
 server averages every entry of the supernet over the participants whose subnets hold it, and moves each participant's policy by the
-policy gradient of its reward (Eq. 8): better than the average client, not much slower than the fastest participant. So the server
-knows every client's architecture and accuracy; in exchange only a subnet travels.
+policy gradient of its reward (Eq. 8): better than the average client, not much slower than the fastest participant; with
+``memory_weight`` also with memory to spare (Eq. 9). A subnet that does not fit into a client's memory is reported by an empty report, and
+counts as accuracy 0, all memory used, and the slowest of its round. So the server knows every client's architecture and accuracy; in
+exchange only a subnet travels.
 
 Deviations and decisions: accuracy is on validation data (``protocol = paper`` uses test data as the paper did); the average is over
 the latest accuracies of all clients seen so far, this round's included, as the paper's text says (its code takes each client's best, and
-leaves this round out); round time is worked out from multiply-accumulates and bytes, so that a run repeats (``time = measured`` takes
-the clock's); a gene without effect in the drawn subnet is not moved; a client that never took part ends with the mean of the other
+leaves this round out); round time is worked out for the client's hardware, so that a run repeats (``time = measured`` takes the
+clock's); a gene without effect in the drawn subnet is not moved; a client that never took part ends with the mean of the other
 clients' policies; normalisation statistics are measured at each client. The authors' code adds updates by share of examples without
-dividing by how many clients hold an entry: that is ``averaging = fedavg``.
+dividing by how many clients hold an entry: that is ``averaging = fedavg``. In Eq. 9 all rewards are negative, and policies then
+settle on whatever they happen upon; ours counts memory from the mean of the clients, which changes no expectation.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest, Upload
-from fedloom.core.client_site import ClientSite
+from fedloom.core.client_site import ClientSite, Diary
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen, payload_bytes
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
@@ -30,10 +34,10 @@ from fedloom.core.settings import setting
 from fedloom.maths import policy
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
+from fedloom.supernets.base import Weights
 from fedloom.training.bench import Bench
 
 TRIES = 20  # draws before one over budget is reduced instead
-BACKWARD = 2  # a backward pass costs about two forward ones
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,15 @@ class PerFedRLNASSettings:
     time_weight: float = setting(0.001, "reward lost per second that a client takes longer than the fastest of its round", low=0)
     time: str = setting(
         "analytic",
-        "what a round takes: multiply-accumulates and bytes at the speeds below, or the clock's (then a run does not repeat bit by bit)",
+        "how long training takes: worked out for the client's hardware, or the clock's (then a run does not repeat bit by bit)",
         choices=("analytic", "measured"),
     )
-    gmacs: float = setting(100.0, "time: thousand million multiply-accumulates that a client's device trains per second", low=1e-6)
-    mbits: float = setting(100.0, "time: million bits per second of a client's link, each way", low=1e-6)
+    memory_weight: float = setting(
+        0.0, "reward lost for the share of its memory (hardware.memory_mb) that a client's training takes; 1 is the paper's Eq. 9", low=0
+    )
+    memory_baseline: bool = setting(
+        True, "memory: count from the mean of all clients' latest shares, as accuracy does; false is Eq. 9 as written, all rewards negative"
+    )
     averaging: str = setting("coverage_equal", "how updates are combined; fedavg is what the authors' code does", choices=AVERAGING)
 
 
@@ -58,6 +66,7 @@ class PerFedRLNASState:
     policies: Arrays  # client -> (3, genes, widest) logits and Adam's two moments; of clients that took part
     visits: Arrays  # client -> () how often it took part
     accuracies: Arrays  # client -> () the latest it reported
+    memories: Arrays  # client -> () the latest share of its memory that training took, 1 where it did not fit
 
 
 @METHODS.add(
@@ -74,14 +83,15 @@ class PerFedRLNAS:
             "update": Upload("what local training changed in the subnet", like="weights"),
             "accuracy": Upload("how accurate the subnet then was on the client's own validation data: the reward"),
             "examples": Upload("number of training examples", low=1),
+            "seconds": Upload("how long the round took, which the server sees anyway"),
         }
-        if self.settings.time == "measured":
-            manifest["seconds"] = Upload("how long training took")
+        if self.settings.memory_weight:
+            manifest["memory"] = Upload("share of its memory that training took")
         return manifest
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> PerFedRLNASState:
-        return PerFedRLNASState(0, seed, frozen(self.bench.initial_supernet(seed)), {}, {}, {})
+        return PerFedRLNASState(0, seed, frozen(self.bench.initial_supernet(seed)), {}, {}, {}, {})
 
     def plan(self, state: PerFedRLNASState, clients: Sequence[str]) -> list[Instruction]:
         drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
@@ -92,18 +102,21 @@ class PerFedRLNAS:
             return replace(state, round=state.round + 1)
         sent = {report.client: self._drawn(state, report.client) for report in reports}
         policies, visits = dict(state.policies), dict(state.visits)
-        accuracies = {**state.accuracies, **{r.client: np.array(float(r.facts["accuracy"])) for r in reports}}
-        for report, reward in zip(reports, self._rewards(state, reports, sent, accuracies), strict=True):
+        trained = [report for report in reports if report.facts]  # the others had too little memory
+        accuracies = {**state.accuracies, **{r.client: np.array(float(r.facts["accuracy"])) for r in trained}}
+        memories = {**state.memories, **{r.client: np.array(float(r.facts.get("memory", 0.0)) if r.facts else 1.0) for r in reports}}
+        for report, reward in zip(reports, self._rewards(reports, accuracies, memories), strict=True):
             client = report.client
             visits[client] = np.array(int(visits.get(client, np.array(0))) + 1)
             policies[client] = self._moved(self._policy(state, client), sent[client], reward, int(visits[client]))
         return replace(
             state,
             round=state.round + 1,
-            weights=frozen(self._averaged(state, reports, sent)),
+            weights=frozen(self._averaged(state, trained, sent)) if trained else state.weights,
             policies=frozen(policies),
             visits=frozen(visits),
             accuracies=frozen(accuracies),
+            memories=frozen(memories),
         )
 
     def finished(self, state: PerFedRLNASState) -> bool:
@@ -160,19 +173,16 @@ class PerFedRLNAS:
         change, moments = policy.adam(known[1:], gradient, visit, self.settings.rate)
         return np.concatenate([(known[0] + change)[None], moments])
 
-    def _rewards(self, state: PerFedRLNASState, reports: Sequence[Report], sent: dict[str, Architecture], accuracies: Arrays) -> np.ndarray:
-        reported = np.array([float(accuracies[report.client]) for report in reports])
-        seconds = np.array([self._seconds(report, sent[report.client]) for report in reports])
-        average = float(np.mean([float(accuracy) for _, accuracy in sorted(accuracies.items())]))
-        return policy.rewards(reported, average, seconds, self.settings.time_weight)
-
-    def _seconds(self, report: Report, architecture: Architecture) -> float:
-        """Round time: training, and the subnet on its way there and back."""
-        own, training = self.settings, self.bench.training
-        images = training.epochs * int(report.facts["examples"])
-        work = (1 + BACKWARD) * self.bench.space.cost(architecture).macs * images / (own.gmacs * 1e9)
-        busy = float(report.facts["seconds"]) if own.time == "measured" else work
-        return busy + 2 * 8 * payload_bytes(report) / (own.mbits * 1e6)
+    def _rewards(self, reports: Sequence[Report], accuracies: Arrays, memories: Arrays) -> policy.Numbers:
+        """Of those who reported, in their order; accuracies and memories: the latest of all clients."""
+        own = self.settings
+        slowest = max((float(report.facts["seconds"]) for report in reports if report.facts), default=0.0)
+        failed = {"accuracy": 0.0, "seconds": slowest}
+        rows = [report.facts or failed for report in reports]
+        reached, seconds = (np.array([float(row[name]) for row in rows]) for name in failed)
+        memory = np.array([float(memories[report.client]) for report in reports])
+        usual = _mean(memories) if own.memory_baseline else 0.0
+        return policy.rewards(reached, _mean(accuracies), seconds, own.time_weight, memory - usual, own.memory_weight)
 
     # -- aggregation ------------------------------------------------------------
     def _averaged(self, state: PerFedRLNASState, reports: Sequence[Report], sent: dict[str, Architecture]) -> dict[str, np.ndarray]:
@@ -195,16 +205,44 @@ class PerFedRLNAS:
         if instruction.action == FINISH:
             model, diary = bench.personalise(site, architecture, received, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
-        with site.clock("train"):
-            rates = bench.rates(instruction.round, bench.training.epochs)
-            trained = bench.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
-            update = bench.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
+        use = site.hardware.utilisation(bench.training_memory_mb(architecture, _entries(received), len(site.data.train)))
+        try:
+            if use > 1:
+                raise torch.OutOfMemoryError
+            with site.clock("train"):
+                rates = bench.rates(instruction.round, bench.training.epochs)
+                trained = bench.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
+        except torch.OutOfMemoryError:  # simulated or real: this client goes on, with another subnet next time
+            diary = Diary(architecture=architecture.id, notes={"out_of_memory": 1.0, "memory": use})
+            return Answer(Report(instruction.client, instruction.round), diary=diary)
+        update = bench.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
         with site.clock("score"):
             statistics = bench.scorer.calibrate(trained.weights, architecture, site.data.train)
             score = bench.scorer.score_network(trained.weights, architecture, statistics, bench.selecting(site.data))
         diary, _ = bench.test(site, architecture, trained.weights, trained.macs)
-        facts: dict[str, float] = {"accuracy": score.accuracy, "examples": len(site.data.train)}
-        if self.settings.time == "measured":
-            facts["seconds"] = site.clock.seconds["train"]
+        facts = {
+            "accuracy": score.accuracy,
+            "examples": len(site.data.train),
+            "seconds": self._seconds(instruction, site, trained.macs, update),
+        }
+        if self.settings.memory_weight:
+            facts["memory"] = use
+        notes = {"reported_accuracy": score.accuracy, "out_of_memory": 0.0, "memory": use}
         report = Report(instruction.client, instruction.round, {"update": update}, facts)
-        return Answer(report, diary=replace(diary, evaluated_architectures=1, notes={"reported_accuracy": score.accuracy}))
+        return Answer(report, diary=replace(diary, evaluated_architectures=1, notes=notes))
+
+    def _seconds(self, instruction: Instruction, site: ClientSite, macs: int, update: Arrays) -> float:
+        """Round time: training, and the subnet on its way there and back."""
+        bytes = payload_bytes(instruction) + sum(array.nbytes for array in update.values())
+        if self.settings.time == "analytic":
+            return site.hardware.seconds(macs, bytes)
+        return site.clock.seconds["train"] + site.hardware.seconds(0, bytes)
+
+
+def _mean(latest: Arrays) -> float:
+    """Over clients, in an order that does not depend on who came first; 0 without any."""
+    return float(np.mean([float(value) for _, value in sorted(latest.items())])) if latest else 0.0
+
+
+def _entries(weights: Weights) -> int:
+    return sum(tensor.numel() for tensor in weights.values())

@@ -1,0 +1,69 @@
+"""What clients compute and communicate with, in a simulation: tiers of devices with a speed, a memory and a link.
+
+Times are worked out and not measured, so that they are the same on every machine that simulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.errors import InvalidConfig
+from fedloom.core.seeds import rng
+from fedloom.core.settings import setting
+
+BACKWARD = 2  # a backward pass costs about two forward ones
+
+
+@dataclass(frozen=True)
+class HardwareSettings:
+    gmacs: tuple[float, ...] = setting(
+        (100.0,), "thousand million multiply-accumulates per second that a client's device trains; one number for each tier", low=1e-6
+    )
+    memory_mb: tuple[float, ...] = setting(
+        (0.0,), "megabytes that training may take there; 0 is no limit; one number for each tier, or one for all", low=0
+    )
+    mbits: tuple[float, ...] = setting(
+        (100.0,), "million bits per second of its link, each way; one number for each tier, or one for all", low=1e-6
+    )
+    deadline: float = setting(0.0, "seconds after which a round ends without those who have not reported; 0 waits for all", low=0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Of one client."""
+
+    tier: int = 0
+    gmacs: float = 100.0
+    memory_mb: float = 0.0  # 0 is no limit
+    mbits: float = 100.0
+
+    def seconds(self, macs: int, bytes: int) -> float:
+        """What training with so many forward multiply-accumulates takes, and messages of so many bytes together."""
+        return (1 + BACKWARD) * macs / (self.gmacs * 1e9) + 8 * bytes / (self.mbits * 1e6)
+
+    def utilisation(self, memory_mb: float) -> float:
+        """Share of the memory that training takes; above 1 it does not fit; 0 without a limit."""
+        return memory_mb / self.memory_mb if self.memory_mb else 0.0
+
+
+def tiers(settings: HardwareSettings) -> list[Hardware]:
+    """What they describe, or a sentence that says why they describe nothing."""
+    lists = {name: getattr(settings, name) for name in ("gmacs", "memory_mb", "mbits")}
+    count = max(map(len, lists.values()))
+    for name, values in lists.items():
+        if not values or len(values) not in (1, count):
+            raise InvalidConfig(
+                f"hardware.{name} has {len(values)} numbers where there are {count} tiers. Give one for each tier, or one for all",
+                key=f"hardware.{name}",
+            )
+    return [Hardware(tier, **{name: values[tier % len(values)] for name, values in lists.items()}) for tier in range(count)]
+
+
+def assigned(settings: HardwareSettings, clients: Sequence[str], seed: int) -> dict[str, Hardware]:
+    """Tiers in random order, as evenly as the number of clients allows."""
+    known = tiers(settings)
+    order = rng(seed, "hardware").permutation(np.arange(len(clients)) % len(known))
+    return {client: known[tier] for client, tier in zip(clients, order.tolist(), strict=True)}
