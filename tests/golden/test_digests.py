@@ -25,7 +25,10 @@ HERE = Path(__file__).parent
 OVERRIDES = ("clients=4", "participants=2", "rounds=3", "fedavg.architecture=medium", "local.architecture=random")
 COLUMNS = ("client", "round", "final", "bytes_down", "bytes_up", "uploads", "evaluated_architectures", "trained_macs", "architecture")
 FACTS = ("schema", "method", "space", "dataset", "protocol", "seed", "rounds", "finished", "uploads")
-FOLLOWS_SCORES = {"perfedsde": {"trained_macs", "architecture"}}  # columns that hang on accuracies, and so on rounding
+FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; PerFedRLNAS sends as many bytes as its subnet has
+    "perfedsde": {"trained_macs", "architecture"},
+    "perfedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
+}
 
 
 def digest(method: str, settings: Settings, folder: Path, nobody: Watcher) -> dict[str, Any]:
@@ -50,7 +53,8 @@ def digest(method: str, settings: Settings, folder: Path, nobody: Watcher) -> di
         patch.setattr(Scorer, "score_subnets", listen_to_scores)
         new_run(settings, folder, nobody)
     entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    columns = [column for column in COLUMNS if column not in FOLLOWS_SCORES.get(method, ())]
+    rounded = FOLLOWS_SCORES.get(method, set())
+    columns = [column for column in COLUMNS if column not in rounded]
     result = json.loads((folder / "result.json").read_text())
     split, data = read_arrays(folder / "state" / "split.safetensors")
     return {
@@ -59,7 +63,7 @@ def digest(method: str, settings: Settings, folder: Path, nobody: Watcher) -> di
         "first populations": populations,
         "result": {
             **{name: result[name] for name in FACTS},
-            **{name: result["cost"][name] for name in ("bytes_up", "bytes_down", "evaluated_architectures")},
+            **{name: result["cost"][name] for name in ("bytes_up", "bytes_down", "evaluated_architectures") if name not in rounded},
             "clients": [[client["name"], client["train_examples"], client["test_examples"]] for client in result["clients"]],
         },
         "data": data,
