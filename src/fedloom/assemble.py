@@ -77,6 +77,13 @@ class Reopened:
     store: Store
     finished: bool
 
+    def state(self) -> Any:
+        """The method's, after the last checkpoint."""
+        found = self.store.load_state(self.method.start(self.settings.seed))
+        if found is None:
+            raise DamagedRun(f"{self.store.folder}/state/server.safetensors is missing; the run folder is incomplete")
+        return found
+
 
 def reopen_run(folder: Path) -> Reopened:
     settings, store = saved_settings(folder), Store(folder)

@@ -22,6 +22,7 @@ import fedloom
 from fedloom import compare as comparison
 from fedloom import config, workshop
 from fedloom.analyses.commands import app as analyse
+from fedloom.analyses.commands import join
 from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
@@ -53,6 +54,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__
 )
 app.add_typer(analyse, name="analyse")
+app.command()(join)
 console = Console()
 
 

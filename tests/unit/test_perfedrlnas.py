@@ -226,7 +226,7 @@ def settled(played: Played, rounds: int, accuracy: Number, seconds: Number = lam
 def drawn_later(played: Played, state: Any, draws: int = 20) -> list[Architecture]:
     """What the policies of a state draw, in rounds to come."""
     later = [replace(state, round=state.round + number) for number in range(draws)]
-    return [played.method._drawn(one, client) for one in later for client in played.federation.names]
+    return [played.method.drawn(one, client) for one in later for client in played.federation.names]
 
 
 def test_policies_settle_on_what_is_rewarded(tiny: Tiny) -> None:

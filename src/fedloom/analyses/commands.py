@@ -1,4 +1,4 @@
-"""The commands: `fedloom analyse figure3 RUN` and `fedloom analyse costs RUN`."""
+"""The commands: `fedloom analyse figure3 RUN`, `fedloom analyse costs RUN` and `fedloom join RUN`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from rich.table import Table
 
 from fedloom.analyses.costs import MEASURING, SMALL, Costs, Spread, costs
 from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, Source, check_run, compare
+from fedloom.analyses.join import check_run as check_joinable
+from fedloom.analyses.join import join as join_run
 from fedloom.assemble import Reopened, reopen_run
+from fedloom.core.result import mean_and_std
 from fedloom.files import write_file
 from fedloom.generator.shelf import load_generator
 from fedloom.report.plots import Panel, plot_sorted
 
-SCHEMA = "fedloom.figure3/1"
+SCHEMA, JOIN_SCHEMA = "fedloom.figure3/1", "fedloom.join/1"
 SHOWN = {DIFFUSION: "diffusion + RBF", EVOLUTION: "crossover and mutation", EVOLUTION_RBF: "crossover and mutation + RBF"}
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The papers' analyses of a run: figure3, costs.")
@@ -58,6 +61,31 @@ def costs_(folder: RunFolder, as_json: Annotated[bool, typer.Option("--json", he
         return
     console.print(_cost_table(found))
     console.print(_relative_table(found))
+
+
+def join(
+    folder: RunFolder,
+    clients: Annotated[int, typer.Option(min=1, help="how many newcomers")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds in which they only search")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="which data they have, and their draws")] = 0,
+    out: Annotated[Path | None, typer.Option(help="the folder for join.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """Newcomers join a finished run of perfedrlnas: they look for their subnets in the frozen supernet (Fig. 5)."""
+    run = reopen_run(folder)
+    check_joinable(run)
+
+    def show(number: int, mean: float, spread: float) -> None:
+        _print(f"round {number}/{rounds}: subnets tried, test accuracy {mean:.2%} ± {spread:.2%} over {clients} newcomers")
+
+    found, target = join_run(run, clients, rounds, seed, show), out or folder / "analyses"
+    facts = {"schema": JOIN_SCHEMA, "space": run.settings.space, "dataset": run.settings.data.name, "seed": seed}
+    panel = Panel(f"{clients} newcomers", {"subnets tried": [100 * accuracy for accuracy in found.accuracies]})
+    pictures = plot_sorted([[panel]], "round of search", "test accuracy in %")
+    for ending, content in {"json": (json.dumps({**facts, **found.to_table()}, indent=2) + "\n").encode(), **pictures}.items():
+        write_file(target / f"join.{ending}", content)
+    mean, std = mean_and_std([newcomer.test_accuracy for newcomer in found.newcomers])
+    _print(f"their most likely architectures, untrained by them: {mean:.2%} ± {std:.2%}")
+    _print(f"{target}/join.svg, .png and .json")
 
 
 def generator_of(run: Reopened) -> Source:

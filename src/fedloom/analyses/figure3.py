@@ -97,7 +97,7 @@ def check_run(run: Reopened, clients: Sequence[str]) -> None:
 def compare(run: Reopened, client: str, source: Source, candidates: int = CANDIDATES) -> Comparison:
     """The figure of one client of a finished run of perfedsde."""
     bench, space, data = run.bench, run.bench.space, run.federation.data_of(client)
-    weights = bench.tensors(_final_supernet(run))
+    weights = bench.tensors(dict(run.state().weights))
     members = _population(run, client)
     population = bench.scorer.score_subnets(weights, members, bench.selecting(data), data.train)
     settings, seed, count = run.settings.components["perfedsde"], run.settings.seed, len(members)
@@ -165,13 +165,6 @@ def _fits(space: SearchSpace, architecture: Architecture) -> bool:
 
 
 # -- what the folder holds ---------------------------------------------------------------------
-def _final_supernet(run: Reopened) -> Mapping[str, Any]:
-    state = run.store.load_state(run.method.start(run.settings.seed))
-    if state is None:
-        raise DamagedRun(f"{run.store.folder}/state/server.safetensors is missing; the run folder is incomplete")
-    return dict(state.weights)
-
-
 def _population(run: Reopened, client: str) -> list[Architecture]:
     rows = run.store.load_memory(client, run.settings.rounds + 1).arrays.get("population", ())
     if not len(rows):

@@ -98,39 +98,33 @@ class PerFedRLNAS:
         return [self._instruct(state, client) for client in drawn]
 
     def absorb(self, state: PerFedRLNASState, reports: Sequence[Report]) -> PerFedRLNASState:
-        if not reports:
-            return replace(state, round=state.round + 1)
-        sent = {report.client: self._drawn(state, report.client) for report in reports}
-        policies, visits = dict(state.policies), dict(state.visits)
         trained = [report for report in reports if report.facts]  # the others had too little memory
-        accuracies = {**state.accuracies, **{r.client: np.array(float(r.facts["accuracy"])) for r in trained}}
-        memories = {**state.memories, **{r.client: np.array(float(r.facts.get("memory", 0.0)) if r.facts else 1.0) for r in reports}}
+        weights = self._averaged(state, trained) if trained else state.weights
+        return replace(self.learned(state, reports), round=state.round + 1, weights=frozen(weights))
+
+    def learned(self, state: PerFedRLNASState, reports: Sequence[Report]) -> PerFedRLNASState:
+        """What the policies make of reports; the supernet stays as it is."""
+        reached = {report.client: np.array(float(report.facts["accuracy"])) for report in reports if report.facts}
+        used = {r.client: np.array(float(r.facts.get("memory", 0.0)) if r.facts else 1.0) for r in reports}
+        accuracies, memories = {**state.accuracies, **reached}, {**state.memories, **used}
+        policies, visits = dict(state.policies), dict(state.visits)
         for report, reward in zip(reports, self._rewards(reports, accuracies, memories), strict=True):
             client = report.client
             visits[client] = np.array(int(visits.get(client, np.array(0))) + 1)
-            policies[client] = self._moved(self._policy(state, client), sent[client], reward, int(visits[client]))
-        return replace(
-            state,
-            round=state.round + 1,
-            weights=frozen(self._averaged(state, trained, sent)) if trained else state.weights,
-            policies=frozen(policies),
-            visits=frozen(visits),
-            accuracies=frozen(accuracies),
-            memories=frozen(memories),
-        )
+            policies[client] = self._moved(self._policy(state, client), self.drawn(state, client), reward, int(visits[client]))
+        return replace(state, policies=frozen(policies), visits=frozen(visits), accuracies=frozen(accuracies), memories=frozen(memories))
 
     def finished(self, state: PerFedRLNASState) -> bool:
         return state.round >= self.bench.rounds
 
     def farewell(self, state: PerFedRLNASState, client: str) -> Instruction:
         """The client's most likely architecture, as a network of its own."""
-        logits = self._policy(state, client)[0] if client in state.policies else self._usual(state)
-        architecture = self._fitting(policy.most_likely(logits, self.bench.space.sizes))
+        architecture = self.chosen(state, client)
         plain = self.bench.arrays(self.bench.supernet.plain(self.bench.tensors(state.weights), architecture))
         return self._message(state, client, FINISH, architecture, plain)
 
     def _instruct(self, state: PerFedRLNASState, client: str) -> Instruction:
-        architecture = self._drawn(state, client)
+        architecture = self.drawn(state, client)
         own = {name: state.weights[name][region] for name, region in self.bench.supernet.regions(architecture).items()}
         return self._message(state, client, TRAIN, architecture, frozen(own))
 
@@ -150,7 +144,7 @@ class PerFedRLNAS:
         found = [policy.probabilities(known[0], sizes) for known in state.policies.values()]
         return np.log(np.mean(found, 0) + policy.EPSILON) if found else policy.uniform(sizes)
 
-    def _drawn(self, state: PerFedRLNASState, client: str) -> Architecture:
+    def drawn(self, state: PerFedRLNASState, client: str) -> Architecture:
         """What this round draws for a client; the same each time it is asked."""
         logits, sizes = self._policy(state, client)[0], self.bench.space.sizes
         draw = rng(state.seed, state.round, client, "architecture")
@@ -159,6 +153,11 @@ class PerFedRLNAS:
             if self._fitting(chosen) == self.bench.space.canonical(chosen):
                 break
         return self._fitting(chosen)
+
+    def chosen(self, state: PerFedRLNASState, client: str) -> Architecture:
+        """The most likely architecture of a client."""
+        logits = self._policy(state, client)[0] if client in state.policies else self._usual(state)
+        return self._fitting(policy.most_likely(logits, self.bench.space.sizes))
 
     def _fitting(self, chosen: policy.Genes) -> Architecture:
         """Within the budget, if there is one."""
@@ -175,6 +174,8 @@ class PerFedRLNAS:
 
     def _rewards(self, reports: Sequence[Report], accuracies: Arrays, memories: Arrays) -> policy.Numbers:
         """Of those who reported, in their order; accuracies and memories: the latest of all clients."""
+        if not reports:
+            return np.empty(0)
         own = self.settings
         slowest = max((float(report.facts["seconds"]) for report in reports if report.facts), default=0.0)
         failed = {"accuracy": 0.0, "seconds": slowest}
@@ -185,15 +186,16 @@ class PerFedRLNAS:
         return policy.rewards(reached, _mean(accuracies), seconds, own.time_weight, memory - usual, own.memory_weight)
 
     # -- aggregation ------------------------------------------------------------
-    def _averaged(self, state: PerFedRLNASState, reports: Sequence[Report], sent: dict[str, Architecture]) -> dict[str, np.ndarray]:
+    def _averaged(self, state: PerFedRLNASState, reports: Sequence[Report]) -> dict[str, np.ndarray]:
         """The paper's: subnets padded to the supernet, every entry averaged over those that hold it, others unchanged."""
-        supernet, updates = self.bench.supernet, []
+        supernet, updates, coverage = self.bench.supernet, [], []
         for report in reports:
+            architecture = self.drawn(state, report.client)
             padded = {name: np.zeros_like(array) for name, array in state.weights.items()}
-            for name, region in supernet.regions(sent[report.client]).items():
+            for name, region in supernet.regions(architecture).items():
                 padded[name][region] = report.arrays["update"][name]
             updates.append(padded)
-        coverage = [self.bench.arrays(supernet.coverage({sent[report.client]: 1})) for report in reports]
+            coverage.append(self.bench.arrays(supernet.coverage({architecture: 1})))
         mean = AVERAGING[self.settings.averaging](updates, coverage, [float(report.facts["examples"]) for report in reports])
         return {name: array + mean[name] for name, array in state.weights.items()}
 

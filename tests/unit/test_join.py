@@ -1,0 +1,104 @@
+"""Newcomers in the frozen supernet of a finished run of PerFedRLNAS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedloom.analyses.join import Joined, join
+from fedloom.assemble import new_run, reopen_run
+from fedloom.config import Settings
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import InvalidConfig, InvalidData
+from fedloom.core.messages import Report
+from fedloom.engine.run import Watcher
+from fedloom.methods.perfedrlnas import PerFedRLNAS
+from support import Fedloom, check_refused, everything
+
+Tiny = Callable[..., Settings]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny, nobody: Watcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("join") / "run"
+    new_run(tiny("method=perfedrlnas"), made, nobody)
+    return made
+
+
+def joined(folder: Path, clients: int = 4, rounds: int = 3, seed: int = 0) -> Joined:
+    return join(reopen_run(folder), clients, rounds, seed, lambda *_: None)
+
+
+def test_what_newcomers_find(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[list[Report]] = []
+    learned: Any = PerFedRLNAS.learned
+
+    def listen(self: PerFedRLNAS, state: Any, reports: list[Report]) -> Any:
+        heard.append(reports)
+        after = learned(self, state, reports)
+        assert all(np.array_equal(after.weights[name], state.weights[name]) for name in state.weights)  # frozen
+        return after
+
+    monkeypatch.setattr(PerFedRLNAS, "learned", listen)
+    before = everything(folder)
+    told: list[tuple[int, float, float]] = []
+    found = join(reopen_run(folder), 4, 3, 0, lambda *facts: told.append(facts))
+    assert everything(folder) == before
+    assert told == [(number + 1, *pair) for number, pair in enumerate(zip(found.accuracies, found.spreads, strict=True))]
+    assert [newcomer.name for newcomer in found.newcomers] == [f"newcomer-00{number}" for number in range(4)]
+    space = reopen_run(folder).bench.space
+    for newcomer in found.newcomers:
+        space.check(Architecture.parse(newcomer.architecture))
+    assert [len(reports) for reports in heard] == [4, 4, 4]
+    assert all(not report.arrays and set(report.facts) == {"accuracy", "seconds"} for reports in heard for report in reports)
+
+
+def test_the_same_seed_gives_the_same_newcomers(folder: Path) -> None:
+    assert joined(folder) == joined(folder) != joined(folder, seed=1)
+    assert joined(folder, rounds=2).accuracies == joined(folder).accuracies[:2]
+
+
+def test_search_finds_better_subnets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If accuracy were the share of genes with their last choice, newcomers would end with more of them than by chance."""
+    run = reopen_run(folder)
+    top = run.bench.space.sizes - 1
+
+    class Score:
+        def __init__(self, architecture: Architecture) -> None:
+            self.accuracy = float((np.array(architecture.choices) == top).mean())
+
+    monkeypatch.setattr(type(run.bench.scorer), "score_network", lambda self, plain, architecture, *_: Score(architecture))
+    monkeypatch.setattr(type(run.bench.scorer), "calibrate", lambda *_: None)
+    found = join(run, 4, 60, 0, lambda *_: None)
+    assert np.mean(found.accuracies[-10:]) > np.mean(found.accuracies[:10]) + 0.1
+    assert np.mean([newcomer.test_accuracy for newcomer in found.newcomers]) > np.mean(found.accuracies[:10]) + 0.1
+
+
+def test_the_command(folder: Path, fedloom_: Fedloom) -> None:
+    outcome = fedloom_("join", folder, "--clients", 3, "--rounds", 2, "--out", "there")
+    assert outcome.code == 0 and outcome.err == "" and "round 2/2: subnets tried" in outcome.out
+    assert sorted(path.name for path in Path("there").iterdir()) == ["join.json", "join.png", "join.svg"]
+    written = json.loads(Path("there/join.json").read_text())
+    assert written["schema"] == "fedloom.join/1" and len(written["accuracies"]) == 2 and len(written["newcomers"]) == 3
+    assert written == {**written, **json.loads(json.dumps(joined(folder, 3, 2).to_table()))}
+
+
+def test_what_cannot_be_joined_is_refused(folder: Path, tiny: Tiny, nobody: Watcher, fedloom_: Fedloom, tmp_path: Path) -> None:
+    new_run(tiny("method=fedavg"), tmp_path / "other", nobody)
+    check_refused(fedloom_("join", tmp_path / "other"), InvalidConfig, "is a run of fedavg, which has no policies")
+    (tmp_path / "other" / "result.json").unlink()
+    stopped = tmp_path / "stopped"
+    stopped.mkdir()
+    for name, content in everything(folder).items():
+        path = stopped / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (stopped / "result.json").unlink()
+    check_refused(fedloom_("join", stopped), InvalidConfig, "is not finished. Finish it with `fedloom resume")
+    new_run(tiny("method=perfedrlnas", "split.rule=label", "split.alpha=10", "split.minimum=20"), tmp_path / "few", nobody)
+    check_refused(fedloom_("join", tmp_path / "few", "--clients", 5000), InvalidData, "Use fewer clients or more data")
