@@ -26,7 +26,7 @@ from fedloom.core.client_site import Examples
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
 from fedloom.engine.run import Watcher
-from fedloom.report.plots import Panel, plot_sorted
+from fedloom.report.plots import Panel, plot_lines
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
 from fedloom.spaces.budget import Bounded, BudgetSettings, bounded
 from fedloom.spaces.darts import DARTSSettings
@@ -285,8 +285,8 @@ def test_figure3_refuses(fedloom_: Fedloom, searched: Path, finished_run: Path, 
 
 # -- plots -----------------------------------------------------------------------------------------
 def test_lines_of_a_plot_are_the_values() -> None:
-    pictures = plot_sorted([[Panel("left & right", {"one": [1, 2, 4], "two": [2, 2]})]], "rank", "value")
-    assert pictures == plot_sorted([[Panel("left & right", {"one": [1, 2, 4], "two": [2, 2]})]], "rank", "value")
+    pictures = plot_lines([[Panel("left & right", {"one": [1, 2, 4], "two": [2, 2]})]], "rank", "value")
+    assert pictures == plot_lines([[Panel("left & right", {"one": [1, 2, 4], "two": [2, 2]})]], "rank", "value")
     root = ElementTree.fromstring(pictures["svg"])
     text = " ".join(root.itertext())
     assert all(word in text for word in ("left & right", "rank", "value", "one", "two"))

@@ -1,9 +1,10 @@
-"""The commands: `fedloom analyse figure3 RUN`, `fedloom analyse costs RUN` and `fedloom join RUN`."""
+"""The commands: `fedloom analyse figure3 RUN`, `costs RUN` and `pace RUN…`, and `fedloom join RUN`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,16 +16,19 @@ from fedloom.analyses.costs import MEASURING, SMALL, Costs, Spread, costs
 from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, Source, check_run, compare
 from fedloom.analyses.join import check_run as check_joinable
 from fedloom.analyses.join import join as join_run
-from fedloom.assemble import Reopened, reopen_run
+from fedloom.analyses.pace import Moment, reached
+from fedloom.analyses.pace import pace as pace_of
+from fedloom.assemble import Reopened, reopen_run, saved_settings
 from fedloom.core.result import mean_and_std
+from fedloom.engine.store import Store
 from fedloom.files import write_file
 from fedloom.generator.shelf import load_generator
-from fedloom.report.plots import Panel, plot_sorted
+from fedloom.report.plots import Panel, plot_lines
 
-SCHEMA, JOIN_SCHEMA = "fedloom.figure3/1", "fedloom.join/1"
+SCHEMA, JOIN_SCHEMA, PACE_SCHEMA = "fedloom.figure3/1", "fedloom.join/1", "fedloom.pace/1"
 SHOWN = {DIFFUSION: "diffusion + RBF", EVOLUTION: "crossover and mutation", EVOLUTION_RBF: "crossover and mutation + RBF"}
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The papers' analyses of a run: figure3, costs.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The papers' analyses of a run: figure3, costs, pace.")
 console = Console()
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
 
@@ -63,6 +67,37 @@ def costs_(folder: RunFolder, as_json: Annotated[bool, typer.Option("--json", he
     console.print(_relative_table(found))
 
 
+@app.command("pace")
+def pace_(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, finished or not")],
+    reach: Annotated[float | None, typer.Option(min=0, max=1, help="an accuracy, such as 0.8, whose time is asked for")] = None,
+    out: Annotated[Path | None, typer.Option(help="the folder for pace.json, .svg and .png; the first RUN/analyses if not said")] = None,
+) -> None:
+    """Accuracy against simulated time (hardware.*), and the time to a given accuracy (PerFedRLNAS, Table 2)."""
+    short = len({folder.resolve().name for folder in folders}) == len(folders)
+    names = [folder.resolve().name if short else str(folder) for folder in folders]
+    found = {name: (saved_settings(folder).method, pace_of(Store(folder))) for name, folder in zip(names, folders, strict=True)}
+    table = Table("run", "method", "rounds", "simulated s", "accuracy", *([f"s to {reach:.1%}"] if reach is not None else []))
+    for name, (method, moments) in found.items():
+        last = moments[-1]
+        row = [name, method, str(last.round), f"{last.seconds:.2f}", f"{last.accuracy:.2%}"]
+        table.add_row(*row, *([_when(moments, reach)] if reach is not None else []))
+    console.print(table)
+    target = out or folders[0] / "analyses"
+    lines = {name: [100 * moment.accuracy for moment in moments] for name, (_, moments) in found.items()}
+    places = {name: [moment.seconds for moment in moments] for name, (_, moments) in found.items()}
+    pictures = plot_lines([[Panel("", lines, places)]], "simulated seconds", "mean test accuracy in %")
+    told = {name: {"method": method, "moments": [asdict(moment) for moment in moments]} for name, (method, moments) in found.items()}
+    for ending, content in {"json": (json.dumps({"schema": PACE_SCHEMA, "runs": told}, indent=2) + "\n").encode(), **pictures}.items():
+        write_file(target / f"pace.{ending}", content)
+    _print(f"{target}/pace.svg, .png and .json")
+
+
+def _when(moments: Sequence[Moment], accuracy: float) -> str:
+    moment = reached(moments, accuracy)
+    return "never" if moment is None else f"{moment.seconds:.2f} (round {moment.round})"
+
+
 def join(
     folder: RunFolder,
     clients: Annotated[int, typer.Option(min=1, help="how many newcomers")] = 100,
@@ -80,7 +115,7 @@ def join(
     found, target = join_run(run, clients, rounds, seed, show), out or folder / "analyses"
     facts = {"schema": JOIN_SCHEMA, "space": run.settings.space, "dataset": run.settings.data.name, "seed": seed}
     panel = Panel(f"{clients} newcomers", {"subnets tried": [100 * accuracy for accuracy in found.accuracies]})
-    pictures = plot_sorted([[panel]], "round of search", "test accuracy in %")
+    pictures = plot_lines([[panel]], "round of search", "test accuracy in %")
     for ending, content in {"json": (json.dumps({**facts, **found.to_table()}, indent=2) + "\n").encode(), **pictures}.items():
         write_file(target / f"join.{ending}", content)
     mean, std = mean_and_std([newcomer.test_accuracy for newcomer in found.newcomers])
@@ -114,7 +149,7 @@ def _pictures(figures: Sequence[Comparison]) -> dict[str, bytes]:
         return Panel(f"{figure.client}, {data} data", lines)
 
     rows = [[panel(figure, data) for data in DATA] for figure in figures]
-    return plot_sorted(rows, "architectures, sorted by accuracy", "accuracy in %")
+    return plot_lines(rows, "architectures, sorted by accuracy", "accuracy in %")
 
 
 def _figure_table(figure: Comparison) -> Table:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import cycle
 
-STYLES = {"color": "#d95f02", "linestyle": "--"}, {"color": "#1f78b4", "linestyle": "--"}, {"color": "#777777", "linestyle": ":"}
+STYLES = (
+    {"color": "#d95f02", "linestyle": "--"},
+    {"color": "#1f78b4", "linestyle": "--"},
+    {"color": "#777777", "linestyle": ":"},
+    {"color": "#1b9e77", "linestyle": "-"},
+    {"color": "#7570b3", "linestyle": "-."},
+)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: lines by name, each a value per rank."""
+    """One plot: lines by name, each with its values in order; where they stand, if not at 1, 2, 3, …"""
 
     title: str
     lines: Mapping[str, Sequence[float]]
+    places: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-def plot_sorted(rows: Sequence[Sequence[Panel]], horizontal: str, vertical: str) -> dict[str, bytes]:
-    """A grid of panels with sorted values, as {"svg": …, "png": …}. Panels of a row share their vertical axis."""
+def plot_lines(rows: Sequence[Sequence[Panel]], horizontal: str, vertical: str) -> dict[str, bytes]:
+    """A grid of panels, as {"svg": …, "png": …}. Panels of a row share their vertical axis."""
     # slow to import, needed here only
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -29,8 +37,8 @@ def plot_sorted(rows: Sequence[Sequence[Panel]], horizontal: str, vertical: str)
         axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, sharey="row")
         for panels, places in zip(rows, axes, strict=True):
             for panel, place in zip(panels, places, strict=True):
-                for (name, values), style in zip(panel.lines.items(), STYLES, strict=False):
-                    place.plot(range(1, len(values) + 1), values, label=name, **style)
+                for (name, values), style in zip(panel.lines.items(), cycle(STYLES)):
+                    place.plot(panel.places.get(name, range(1, len(values) + 1)), values, label=name, **style)
                 place.set_title(panel.title)
                 place.set_xlabel(horizontal)
                 place.grid(alpha=0.3)
