@@ -74,8 +74,16 @@ def plug_in(names: Sequence[str]) -> tuple[str, ...]:
 
 # -- reading ------------------------------------------------------------------
 def load(source: str | None, overrides: Sequence[str] = ()) -> Settings:
-    """Settings from a preset's name or a TOML file, with overrides on top."""
-    return from_table(table_of(overrides, _read_source(source) if source else {}))
+    """Settings from a preset's name or a TOML file, with overrides on top.
+
+    A table ``[when.METHOD]`` holds what the source says for that method alone: it is laid over the rest when the method runs.
+    """
+    table = _read_source(source) if source else {}
+    special, said = table.pop("when", {}), table_of(overrides)
+    if not isinstance(special, dict) or not all(isinstance(own, dict) for own in special.values()):
+        raise InvalidConfig(f"{source}: when must hold tables by the names of methods, such as [when.spider]", key="when")
+    method = said.get("method", table.get("method", Settings.method))
+    return from_table(table_of(overrides, _laid_over(table, special.get(method, {}) if isinstance(method, str) else {})))
 
 
 def table_of(overrides: Sequence[str], table: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -112,8 +120,10 @@ def from_run(table: Mapping[str, Any]) -> Settings:
 
 
 def _check_names(settings: Settings) -> None:
-    METHODS[settings.method]
     SPACES[settings.space]
+    spaces = getattr(METHODS[settings.method].make, "spaces", None)
+    if spaces and settings.space not in spaces:
+        raise InvalidConfig(f"{settings.method} is not defined on {settings.space}. Set space={spaces[0]}", key="space")
     if settings.engine not in ENGINES:
         raise InvalidConfig(f"There is no engine named {settings.engine!r}. {did_you_mean(settings.engine, list(ENGINES))}")
     if settings.participants > settings.clients:

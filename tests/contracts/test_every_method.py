@@ -33,6 +33,8 @@ from generators import fake_generator
 SEED = 5
 # Used where a method has a setting of that name.
 SMALL = {"architecture": "smallest", "epochs": 1, "iterations": 2, "population": 5, "archive_size": 2, "offspring": 2, "candidates": 6}
+SMALL |= {"warmup": 0, "recovery": 1, "edges": 7}
+FEW = {"spider": {"operations": "s2"}}  # of its space: it trains all operations at once
 TRAINING = {
     "epochs": 1,
     "batch": 8,
@@ -44,6 +46,11 @@ TRAINING = {
     "finetune_epochs": 1,
     "finetune_rates": [0.02],
 }
+
+
+def defined(method: Any, space: str) -> bool:
+    """Whether a method is defined on a space: on all, if it does not say."""
+    return space in getattr(method, "spaces", (space,))
 
 
 @dataclass
@@ -95,7 +102,10 @@ def federation() -> Federation:
     return Federation(few, split, "cpu")
 
 
-@pytest.fixture(scope="module", params=[f"{method.name} on {space.name}" for method in METHODS for space in SPACES])
+WORLDS = [f"{method.name} on {space.name}" for method in METHODS for space in SPACES if defined(method.make, space.name)]
+
+
+@pytest.fixture(scope="module", params=WORLDS)
 def world(request: pytest.FixtureRequest, federation: Federation) -> World:
     method_name, space_name = request.param.split(" on ")
     entry = METHODS[method_name]
@@ -106,7 +116,7 @@ def world(request: pytest.FixtureRequest, federation: Federation) -> World:
         "participants": 3,
         "rounds": 2,
         "space": space_name,
-        space_name: asdict(SPACES[space_name].settings.tiny()),
+        space_name: asdict(SPACES[space_name].settings.tiny()) | FEW.get(method_name, {}),
         "training": TRAINING,
         entry.name: own,
     }

@@ -22,11 +22,13 @@ from support import Fedloom
 spaces = pytest.mark.parametrize("space", [entry.name for entry in SPACES])
 
 
-CASES = [*((entry.name, "") for entry in METHODS), ("perfedsde", "budget"), ("perfedsde", "weights")]
+CASES = [
+    *((entry.name, "", space.name) for entry in METHODS for space in SPACES if space.name in getattr(entry.make, "spaces", (space.name,))),
+    *(("perfedsde", limit, space.name) for limit in ("budget", "weights") for space in SPACES),
+]
 
 
-@spaces
-@pytest.mark.parametrize(("method", "limit"), CASES)
+@pytest.mark.parametrize(("method", "limit", "space"), CASES)
 def test_run_and_resume(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, space: str, method: str, limit: str) -> None:
     """Killed before its first state is saved, in the middle of a round and near the end, it resumes to the run that was never stopped."""
     supernet = make_supernet(space, config.load(str(tiny_file)).components[space], ImageShape(1, 8, 10))

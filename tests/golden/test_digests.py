@@ -27,6 +27,7 @@ COLUMNS = ("client", "round", "final", "bytes_down", "bytes_up", "uploads", "eva
 FACTS = ("schema", "method", "space", "dataset", "protocol", "seed", "rounds", "finished", "uploads")
 FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; PerFedRLNAS sends as many bytes as its subnet has
     "perfedsde": {"trained_macs", "architecture"},
+    "spider": {"trained_macs", "architecture"},
     "perfedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
 }
 

@@ -8,7 +8,7 @@ SPIDER (Mushtaq et al., TMLR 2024).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -251,9 +251,13 @@ class DARTS(SearchSpace):
         Pools multiply nothing. The backward pass keeps what rectifiers, convolutions and pools put out, the places of maxima (two
         numbers each), and once what pools receive. A normalisation keeps what it received, which is among them; a sum keeps nothing.
         """
+        return self._cost_of(self.parts(architecture), [[{name} for name in cell] for cell in self.chosen(architecture)])
+
+    def _cost_of(self, parts: Iterable[Part], present: Sequence[Sequence[Collection[str]]]) -> Cost:
+        """present: the operations on each edge of the two kinds of cell."""
         classes = self.image.classes
         parameters, macs, activations = (self.features + 1) * classes, self.features * classes, self.features + classes
-        for part in self.parts(architecture):
+        for part in parts:
             size = part.size
             for layer in part.layers:
                 size = halved(size) if layer.stride == 2 else size
@@ -263,9 +267,24 @@ class DARTS(SearchSpace):
                     macs += weights * size**2
                     activations += layer.outputs * size**2 * (3 if layer.kind == "max_pool" else 1)
         for cell in self.cells:
-            for state in {a for (a, _), name in zip(EDGES, self.chosen(architecture)[cell.kind], strict=True) if "pool" in name}:
+            pooled = {a for (a, _), names in zip(EDGES, present[cell.kind], strict=True) if any("pool" in name for name in names)}
+            for state in pooled:
                 activations += cell.channels * (cell.size if state < INPUTS or not cell.kind else halved(cell.size)) ** 2
         return Cost(parameters, macs, activations)
+
+    # -- mixtures: edges that add up several operations --------------------------
+    def mixture_parts(self, present: npt.NDArray[np.bool_]) -> Iterator[Part]:
+        """What a mixture has besides the classifier; present: (2, 14, operations) which operations its edges have."""
+        yield self.stem
+        for cell in self.cells:
+            yield from cell.inputs
+            for edge, row in zip(cell.operations, present[cell.kind], strict=True):
+                yield from (part for name, part in edge.items() if row[self.operations.index(name)])
+
+    def mixture_cost(self, present: npt.NDArray[np.bool_]) -> Cost:
+        """What a mixture costs: with one operation per edge the same as that architecture. Sums are not counted."""
+        names = [[{name for name, there in zip(self.operations, row, strict=True) if there} for row in cell] for cell in present]
+        return self._cost_of(self.mixture_parts(present), names)
 
     def drawing(self, architecture: Architecture) -> tuple[CellGraph, ...]:
         output = tuple((node, len(STATES), "") for node in CONCATENATED)

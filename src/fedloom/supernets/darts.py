@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -73,11 +75,19 @@ class DARTSSupernet(Supernet[DARTS]):
 
         return self._network(resized(images, self.space.settings.input_size), weights, run, edge)
 
-    def mixture(self, images: Tensor, weights: Weights, coefficients: Tensor, statistics: Statistics | None = None) -> Tensor:
+    def mixture(
+        self,
+        images: Tensor,
+        weights: Weights,
+        coefficients: Tensor,
+        statistics: Statistics | None = None,
+        present: npt.NDArray[np.bool_] | None = None,
+    ) -> Tensor:
         """(n, classes) logits when every edge adds up all its operations, each times its coefficient; gradients reach both.
 
         coefficients: (2, 14, operations) for the normal and the reduction cell, in the order of ``space.operations``. DARTS
-        gives the softmax of its architecture parameters. SPIDER gives ones, and zeros for the operations it has removed.
+        gives the softmax of its architecture parameters. SPIDER gives ones, and says by ``present``, of the same shape, which operations
+        are left: the others are not run at all.
         """
 
         def run(part: Part, x: Tensor) -> Tensor:
@@ -85,7 +95,8 @@ class DARTSSupernet(Supernet[DARTS]):
 
         def edge(cell: Cell, number: int, x: Tensor) -> Tensor | None:
             row = coefficients[cell.kind, number]
-            return _sum([row[k] * run(self._part(cell, number, k), x) for k in self._computing])
+            there = [k for k in self._computing if present is None or present[cell.kind, number, k]]
+            return _sum([row[k] * run(self._part(cell, number, k), x) for k in there]) if there else None
 
         return self._network(resized(images, self.space.settings.input_size), weights, run, edge)
 

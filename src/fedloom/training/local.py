@@ -76,7 +76,7 @@ class Trainer:
         batch, steps = self._batch(examples), len(rates) * self._steps(examples)
         self._workplaces.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
         place = self._workplace("network", plain, architecture)
-        for images, labels, rate in self._batches(examples, rates, rng):
+        for images, labels, rate in self.batches(examples, rates, rng):
             place.run(partial(self._network_step, architecture), batch, images, labels, rate)
         return self._trained(place.weights.unpacked(), Counter({architecture: steps}), batch)
 
@@ -90,7 +90,7 @@ class Trainer:
         steps: Counter[Architecture] = Counter()
 
         def turns() -> Iterator[Turn]:
-            for images, labels, rate in self._batches(examples, rates, rng):
+            for images, labels, rate in self.batches(examples, rates, rng):
                 drawn = draw(rng)
                 steps.update(drawn)
                 yield drawn, images, labels, rate
@@ -172,7 +172,7 @@ class Trainer:
     def _steps(self, examples: Examples) -> int:
         return len(examples) // self._batch(examples)
 
-    def _batches(self, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
+    def batches(self, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Equal batches in a new order each epoch; the few examples that do not fill a batch sit that epoch out."""
         batch = self._batch(examples)
         for rate in rates:
