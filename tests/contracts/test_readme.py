@@ -26,7 +26,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def shrinking() -> list[str]:
     """The settings of tests/tiny.toml as overrides, but for what a snippet is about."""
     tiny = tomllib.loads((ROOT / "tests" / "tiny.toml").read_text())
-    tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in ("data", "split")}
+    tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in ("data", "split", "when")}
     size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds")]
     return [*size, *(f"{table}.{key}={json.dumps(value)}" for table, values in tables.items() for key, value in values.items())]
 
