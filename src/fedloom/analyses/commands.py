@@ -1,4 +1,4 @@
-"""The commands: `fedloom analyse figure3 RUN`, `costs RUN` and `pace RUN…`, and `fedloom join RUN`."""
+"""The commands: `fedloom analyse figure3 RUN`, `costs RUN`, `pace RUN…`, `memory RUN` and `policies RUN`, and `fedloom join RUN`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from fedloom.analyses.costs import MEASURING, SMALL, Costs, Spread, costs
 from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, Source, check_run, compare
 from fedloom.analyses.join import check_run as check_joinable
 from fedloom.analyses.join import join as join_run
+from fedloom.analyses.memory import memory_use
 from fedloom.analyses.pace import Moment, reached
 from fedloom.analyses.pace import pace as pace_of
+from fedloom.analyses.policies import policy_likeness
 from fedloom.assemble import Reopened, reopen_run, saved_settings
 from fedloom.core.result import mean_and_std
 from fedloom.engine.store import Store
@@ -26,9 +28,10 @@ from fedloom.generator.shelf import load_generator
 from fedloom.report.plots import Panel, plot_lines
 
 SCHEMA, JOIN_SCHEMA, PACE_SCHEMA = "fedloom.figure3/1", "fedloom.join/1", "fedloom.pace/1"
+MEMORY_SCHEMA, POLICIES_SCHEMA = "fedloom.memory/1", "fedloom.policies/1"
 SHOWN = {DIFFUSION: "diffusion + RBF", EVOLUTION: "crossover and mutation", EVOLUTION_RBF: "crossover and mutation + RBF"}
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The papers' analyses of a run: figure3, costs, pace.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The papers' analyses of a run.")
 console = Console()
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
 
@@ -88,9 +91,7 @@ def pace_(
     places = {name: [moment.seconds for moment in moments] for name, (_, moments) in found.items()}
     pictures = plot_lines([[Panel("", lines, places)]], "simulated seconds", "mean test accuracy in %")
     told = {name: {"method": method, "moments": [asdict(moment) for moment in moments]} for name, (method, moments) in found.items()}
-    for ending, content in {"json": (json.dumps({"schema": PACE_SCHEMA, "runs": told}, indent=2) + "\n").encode(), **pictures}.items():
-        write_file(target / f"pace.{ending}", content)
-    _print(f"{target}/pace.svg, .png and .json")
+    _write(target, "pace", {"schema": PACE_SCHEMA, "runs": told}, pictures)
 
 
 def _when(moments: Sequence[Moment], accuracy: float) -> str:
@@ -116,11 +117,60 @@ def join(
     facts = {"schema": JOIN_SCHEMA, "space": run.settings.space, "dataset": run.settings.data.name, "seed": seed}
     panel = Panel(f"{clients} newcomers", {"subnets tried": [100 * accuracy for accuracy in found.accuracies]})
     pictures = plot_lines([[panel]], "round of search", "test accuracy in %")
-    for ending, content in {"json": (json.dumps({**facts, **found.to_table()}, indent=2) + "\n").encode(), **pictures}.items():
-        write_file(target / f"join.{ending}", content)
     mean, std = mean_and_std([newcomer.test_accuracy for newcomer in found.newcomers])
     _print(f"their most likely architectures, untrained by them: {mean:.2%} ± {std:.2%}")
-    _print(f"{target}/join.svg, .png and .json")
+    _write(target, "join", {**facts, **found.to_table()}, pictures)
+
+
+@app.command("memory")
+def memory_(
+    folder: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="the folder for memory.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """The memory that clients have and what their networks take of it (PerFedRLNAS, Fig. 4); any method with hardware.memory_mb."""
+    found = memory_use(reopen_run(folder))
+    table = Table("client", "tier", "has, MB", "network takes, MB", "did not fit")
+    for use in found.clients:
+        limit = f"{use.memory_mb:.2f}" if use.memory_mb else "no limit"
+        table.add_row(use.client, str(use.tier), limit, f"{use.used_mb:.2f}", f"{use.over} of {use.participations}")
+    console.print(table)
+    shares = found.over_by_round
+    half = shares[len(shares) // 2 :]
+    if shares:
+        _print(f"networks that did not fit: {_mean(shares):.1%} in all rounds, {_mean(half):.1%} in the second half of them")
+    limited = [use for use in found.clients if use.memory_mb]
+    lines = {"what the client has": [use.memory_mb for use in limited], "what its network takes": [use.used_mb for use in limited]}
+    pictures = plot_lines([[Panel("", lines, points=tuple(lines))]], "clients, by their memory", "MB of training memory")
+    _write(out or folder / "analyses", "memory", {"schema": MEMORY_SCHEMA, **found.to_table()}, pictures)
+
+
+@app.command("policies")
+def policies_(
+    folder: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="the folder for policies.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """Do clients with unlike labels get unlike policies? Pairs of clients of a run of perfedrlnas (its Theorem 1)."""
+    found = policy_likeness(reopen_run(folder))
+    table = Table("pairs of clients", "divergence of labels", "likeness of policies")
+    for group in found.groups:
+        table.add_row(str(group.pairs), f"{group.divergence:.3f}", f"{group.likeness:.4f}")
+    console.print(table)
+    said = "all pairs are alike" if found.correlation is None else f"{found.correlation:+.3f}, p of one as low {found.p:.3f} (Mantel)"
+    _print(f"rank correlation of both over {len(found.divergences)} pairs: {said}")
+    lines = {"pairs": found.likenesses, "means of groups": [group.likeness for group in found.groups]}
+    places = {"pairs": found.divergences, "means of groups": [group.divergence for group in found.groups]}
+    pictures = plot_lines([[Panel("", lines, places, points=("pairs",))]], "divergence of labels, nats", "likeness of policies")
+    _write(out or folder / "analyses", "policies", {"schema": POLICIES_SCHEMA, **found.to_table()}, pictures)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _write(target: Path, name: str, facts: dict[str, Any], pictures: dict[str, bytes]) -> None:
+    for ending, content in {"json": (json.dumps(facts, indent=2) + "\n").encode(), **pictures}.items():
+        write_file(target / f"{name}.{ending}", content)
+    _print(f"{target}/{name}.svg, .png and .json")
 
 
 def generator_of(run: Reopened) -> Source:

@@ -40,10 +40,15 @@ class Joined:
         return asdict(self)
 
 
-def check_run(run: Reopened) -> None:
-    folder = run.store.folder
+def check_method(run: Reopened) -> None:
     if run.settings.method != "perfedrlnas":
-        raise InvalidConfig(f"{folder} is a run of {run.settings.method}, which has no policies. Give a run with method=perfedrlnas")
+        what = f"{run.store.folder} is a run of {run.settings.method}, which has no policies"
+        raise InvalidConfig(f"{what}. Give a run with method=perfedrlnas")
+
+
+def check_run(run: Reopened) -> None:
+    check_method(run)
+    folder = run.store.folder
     if not run.finished:
         raise InvalidConfig(f"{folder} is not finished. Finish it with `fedloom resume {folder}`")
 

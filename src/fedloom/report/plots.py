@@ -1,4 +1,4 @@
-"""Line plots as SVG and PNG, the same bytes for the same numbers."""
+"""Plots of lines and points as SVG and PNG, the same bytes for the same numbers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Panel:
     title: str
     lines: Mapping[str, Sequence[float]]
     places: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    points: tuple[str, ...] = ()  # lines that are shown as points, not joined
 
 
 def plot_lines(rows: Sequence[Sequence[Panel]], horizontal: str, vertical: str) -> dict[str, bytes]:
@@ -38,6 +39,7 @@ def plot_lines(rows: Sequence[Sequence[Panel]], horizontal: str, vertical: str) 
         for panels, places in zip(rows, axes, strict=True):
             for panel, place in zip(panels, places, strict=True):
                 for (name, values), style in zip(panel.lines.items(), cycle(STYLES)):
+                    style = {"color": style["color"], "linestyle": "", "marker": "."} if name in panel.points else style
                     place.plot(panel.places.get(name, range(1, len(values) + 1)), values, label=name, **style)
                 place.set_title(panel.title)
                 place.set_xlabel(horizontal)
