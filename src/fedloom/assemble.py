@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+import tomllib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,17 @@ from fedloom.config import COMPONENT_PATHS, Settings, from_run, read_toml, to_to
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
 from fedloom.core.hardware import assigned
+from fedloom.core.messages import Arrays
 from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, LedgerEntry, RunResult
 from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split
 from fedloom.engine.inline import InlineLink
+from fedloom.engine.loop import Link
+from fedloom.engine.ray import RayLink, Simulation, workers
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store
+from fedloom.engine.visit import Books
 from fedloom.exchange.models import MODEL, make_supernet
 from fedloom.exchange.models import load_model as load_model  # part of what this module offers
 from fedloom.exchange.weights import starting_weights
@@ -172,19 +178,34 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
             seconds_before=seconds,
             over=over,
         )
-        link = InlineLink(
-            method,
-            federation.names,
-            federation.data_of,
-            store,
-            describe_model(settings, dataset),
-            run.record,
-            assigned(settings.hardware, federation.names, settings.seed),
-            settings.hardware.deadline,
-        )
-        return run.execute(link)
+        hardware = assigned(settings.hardware, federation.names, settings.seed)
+        books = Books(method, store, describe_model(settings, dataset), run.record, hardware, settings.hardware.deadline)
+        with _linked(settings, method, federation, split, books, bench) as link:
+            return run.execute(link)
     finally:
         store.release()
+
+
+@contextmanager
+def _linked(
+    settings: Settings, method: Method[Any], federation: Federation, split: Split, books: Books, bench: Bench
+) -> Iterator[Link]:
+    """The engine's way to reach clients."""
+    if settings.engine == "inline":
+        yield InlineLink(method, federation.names, federation.data_of, books)
+        return
+    begin = partial(simulation, to_toml(settings), split.to_arrays(), {name: tensor.numpy() for name, tensor in bench.start.items()})
+    with workers(settings.components["ray"], bench.device.type == "cuda", begin) as made:
+        yield RayLink(federation.names, books, made)
+
+
+def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:
+    """The client half of a run, in another process: it reads the data itself."""
+    settings = from_run(tomllib.loads(settings_text))
+    dataset, device = read(settings.data), _device(settings)
+    bench = replace(make_bench(settings, dataset, device), start={name: torch.tensor(array) for name, array in start.items()})
+    method = METHODS[settings.method].make(settings.components[settings.method], bench)
+    return method, Federation(dataset, Split.from_arrays(dict(split)), device).data_of
 
 
 # -- parts ------------------------------------------------------------------------
@@ -222,10 +243,10 @@ def _image_shape(dataset: Dataset) -> ImageShape:
 
 
 def _device(settings: Settings) -> torch.device:
-    inline = settings.components["inline"]
-    if inline.threads:
-        torch.set_num_threads(inline.threads)
-    return usable_device(inline.device, "inline.device")
+    own = settings.components[settings.engine]
+    if own.threads:
+        torch.set_num_threads(own.threads)
+    return usable_device(own.device, f"{settings.engine}.device")
 
 
 def usable_device(wanted: str, key: str = "device") -> torch.device:

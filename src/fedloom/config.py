@@ -23,12 +23,16 @@ from fedloom.core.settings import setting
 from fedloom.data.readers import DataSettings
 from fedloom.data.splits import SplitSettings
 from fedloom.engine.inline import InlineSettings
+from fedloom.engine.ray import RaySettings
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 from fedloom.spaces.budget import BudgetSettings
 from fedloom.training.recipe import TrainingSettings
 
-ENGINES = {"inline": (InlineSettings, "all clients in this process, one after the other")}
+ENGINES = {
+    "inline": (InlineSettings, "all clients in this process, one after the other"),
+    "ray": (RaySettings, "clients spread over processes, GPUs and machines by Ray; the same numbers (extra ray)"),
+}
 
 
 @dataclass(frozen=True)

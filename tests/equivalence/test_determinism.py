@@ -20,6 +20,7 @@ from fedloom.engine.inline import InlineLink
 from fedloom.engine.loop import run_rounds, say_farewell
 from fedloom.engine.run import Watcher
 from fedloom.engine.store import Store
+from fedloom.engine.visit import Books
 from fedloom.methods.base import METHODS
 
 Content = Callable[[Path], dict[str, Any]]
@@ -36,13 +37,14 @@ class Federated:
         self.method = METHODS[settings.method].make(settings.components[settings.method], make_bench(settings, dataset, device))
         self.entries: list[Any] = []
         self.folder = folder
-        self.link = InlineLink(
-            self.method, federation.names, federation.data_of, Store(folder), describe_model(settings, dataset), self.entries.append
-        )
+        books = Books(self.method, Store(folder), describe_model(settings, dataset), self.entries.append)
+        self.link = InlineLink(self.method, federation.names, federation.data_of, books)
 
 
 class Reordered:
     """A link whose clients answer in another order than asked."""
+
+    at_once = 3
 
     def __init__(self, link: InlineLink, draw: random.Random) -> None:
         self._link, self._draw = link, draw

@@ -12,6 +12,10 @@ from fedloom.core.method import Method, State
 class Link(Protocol):
     """A way to reach clients. An engine is a link."""
 
+    @property
+    def at_once(self) -> int:
+        """How many clients it keeps busy."""
+
     def clients(self) -> Sequence[str]: ...
 
     def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
@@ -27,9 +31,9 @@ def run_rounds(method: Method[State], link: Link, state: State, after_round: Cal
     return state
 
 
-def say_farewell(method: Method[State], link: Link, state: State, done: Collection[str], after_client: Callable[[], None]) -> None:
-    """The final participation, client by client; nothing comes back."""
-    for client in link.clients():
-        if client not in done:
-            link.exchange([method.farewell(state, client)])
-            after_client()
+def say_farewell(method: Method[State], link: Link, state: State, done: Collection[str], after_some: Callable[[], None]) -> None:
+    """The final participation, as many clients at a time as the link keeps busy; nothing comes back."""
+    waiting = [client for client in link.clients() if client not in done]
+    for start in range(0, len(waiting), link.at_once):
+        link.exchange([method.farewell(state, client) for client in waiting[start : start + link.at_once]])
+        after_some()

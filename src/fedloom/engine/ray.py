@@ -1,0 +1,163 @@
+"""Clients of a simulation spread over processes, GPUs and machines by Ray.
+
+Workers are actors: each reads the data once, on its own machine, and then visits one client after the other. Arrays that instructions of a
+round share (the supernet) travel through the object store once. The run folder stays with the process that began the run:
+clients' memories travel to the worker and back, as they would lie on its disk. Reports are taken in the order of the instructions,
+so that a run is the same as with ``engine = inline`` and as many threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedloom.core.client_site import ClientData, ClientMemory
+from fedloom.core.errors import ClientFailed, FedloomError, InvalidConfig, one_line
+from fedloom.core.hardware import Hardware
+from fedloom.core.messages import Instruction, Report
+from fedloom.core.method import Method
+from fedloom.core.settings import setting
+from fedloom.engine.visit import Books, Visited, visit
+
+Simulation = tuple[Method[Any], Callable[[str], ClientData]]  # the method, and a client's data by name
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    address: str = setting("", "a cluster to join, such as auto or host:port; empty starts one on this machine for the run")
+    workers: int = setting(0, "processes that train clients; 0 is one per GPU, or per CPU core if there is none", low=0)
+    per_gpu: int = setting(1, "workers that share a GPU", low=1)
+    device: str = setting("auto", "where clients train: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only for equal thread counts", low=1)
+
+
+class Worker:
+    """An actor's inside."""
+
+    def __init__(self, begin: Callable[[], Simulation]) -> None:
+        self._method, self._data_of = begin()
+
+    def ready(self) -> None:
+        """Answers once the data are read."""
+
+    def visit(self, instruction: Instruction, stored: Mapping[str, Any], memory: ClientMemory, hardware: Hardware) -> Visited:
+        """stored: what stands in the object store for each of the instruction's groups of arrays."""
+        import ray
+
+        whole = replace(instruction, arrays={name: ray.get(reference) for name, reference in stored.items()})
+        return visit(self._method, whole, self._data_of(instruction.client), memory, hardware)
+
+
+class RayLink:
+    def __init__(self, clients: Sequence[str], books: Books, workers: Sequence[Any]) -> None:
+        self._clients, self._books, self._workers = clients, books, workers
+        self.at_once = len(workers)
+
+    def clients(self) -> Sequence[str]:
+        return self._clients
+
+    def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
+        import ray
+        from ray.util import ActorPool
+
+        references: dict[int, Any] = {}  # of groups of arrays that are in the store; the instructions keep them alive meanwhile
+        for instruction in instructions:
+            for group in instruction.arrays.values():
+                if id(group) not in references:
+                    references[id(group)] = ray.put(dict(group))
+
+        def send(worker: Any, instruction: Instruction) -> Any:
+            stored = {name: references[id(group)] for name, group in instruction.arrays.items()}
+            return worker.visit.remote(replace(instruction, arrays={}), stored, *self._books.before(instruction))
+
+        answers = ActorPool(list(self._workers)).map(send, instructions)  # in the order of the instructions
+        reports = []
+        for instruction in instructions:
+            with understood(instruction.client):
+                visited = next(answers)
+            reports.append(self._books.keep(instruction, visited))
+        return [report for report in reports if report is not None]
+
+
+@contextmanager
+def understood(client: str = "") -> Iterator[None]:
+    """What happened in a worker, as if it had happened here."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    where = f"{client}: " if client else ""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, FedloomError):
+            raise error.cause from None
+        raise ClientFailed(f"{where}a worker of Ray failed: {one_line(error.cause)}. --trace shows where", client=client) from error
+    except RayActorError as error:
+        cure = "Often its machine ran out of memory: set fewer ray.workers and continue with `fedloom resume`"
+        raise ClientFailed(f"{where}a worker of Ray died ({one_line(error)}). {cure}", client=client) from error
+
+
+@contextmanager
+def workers(settings: RaySettings, gpus: bool, begin: Callable[[], Simulation]) -> Iterator[list[Any]]:
+    """Actors that are ready; they end with the block, and so does the cluster if it was started for them."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells nobody
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker without a GPU leaves the environment as it is
+    try:
+        import ray
+    except ImportError as error:
+        raise InvalidConfig("engine=ray needs Ray, which is not installed. Run pip install 'fedloom[ray]'", key="engine") from error
+    joined = ray.is_initialized()
+    if not joined:
+        _connect(settings)
+    made: list[Any] = []
+    try:
+        count = settings.workers or _slots(settings, gpus)
+        share = {"num_cpus": settings.threads, "num_gpus": 1 / settings.per_gpu if gpus else 0}
+        _check_room(count, share, _resources())
+        actor = ray.remote(**share)(Worker)
+        made = [actor.remote(begin) for _ in range(count)]
+        with understood():
+            ray.get([worker.ready.remote() for worker in made])
+        yield made
+    finally:
+        for worker in made:
+            ray.kill(worker)
+        if not joined:
+            ray.shutdown()
+
+
+def _connect(settings: RaySettings) -> None:
+    import ray
+
+    how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if not settings.address:  # on this machine, where nobody else can reach it
+        slots = max(settings.workers * settings.threads, os.cpu_count() or 1)
+        how |= {"include_dashboard": False, "num_cpus": slots, "_node_ip_address": "127.0.0.1"}
+    try:
+        ray.init(settings.address or "local", **how)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        where = f"Nothing of Ray answers at ray.address={settings.address}" if settings.address else "Ray does not start on this machine"
+        raise InvalidConfig(f"{where}: {one_line(error)}", key="ray.address") from error
+
+
+def _resources() -> dict[str, float]:
+    import ray
+
+    return dict(ray.cluster_resources())
+
+
+def _slots(settings: RaySettings, gpus: bool) -> int:
+    found = _resources()
+    return max(1, int(found.get("GPU", 0) * settings.per_gpu if gpus else found.get("CPU", 1) // settings.threads))
+
+
+def _check_room(count: int, share: Mapping[str, float], found: Mapping[str, float]) -> None:
+    """Ray would wait for ever for what a cluster does not have."""
+    for kind, key in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+        if count * share[key] > found.get(kind, 0) + 1e-6:
+            raise InvalidConfig(
+                f"{count} workers need {count * share[key]:g} {kind}s, but the cluster has {found.get(kind, 0):g}. Lower ray.workers",
+                key="ray.workers",
+            )

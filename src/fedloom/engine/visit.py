@@ -1,0 +1,96 @@
+"""One participation of one simulated client: the visit, wherever it takes place, and the books that are kept of it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedloom.core.boundary import release
+from fedloom.core.client_site import ClientData, ClientMemory, ClientSite
+from fedloom.core.errors import ClientFailed, FedloomError
+from fedloom.core.hardware import Hardware
+from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
+from fedloom.core.method import Answer, Method
+from fedloom.core.result import LedgerEntry
+from fedloom.engine.store import Store
+
+NONE: Mapping[str, Hardware] = {}
+
+
+@dataclass(frozen=True)
+class Visited:
+    answer: Answer
+    seconds: Mapping[str, float]  # by stage
+    process_memory_mb: float  # the highest so far, where the visit took place
+
+
+def visit(method: Method[Any], instruction: Instruction, data: ClientData, memory: ClientMemory, hardware: Hardware) -> Visited:
+    site = ClientSite(instruction.client, data, memory, hardware=hardware)
+    who = f"{instruction.client}, round {instruction.round}"
+    try:
+        answer = method.answer(instruction, site)
+    except FedloomError:
+        raise
+    except Exception as error:
+        raise ClientFailed(f"{who}: {type(error).__name__}: {error}. --trace shows where", client=instruction.client) from error
+    if instruction.action == FINISH and (answer.model is None or answer.report.arrays or answer.report.facts):
+        raise ClientFailed(f"{who}: the final participation must give a personal model and send nothing", client=instruction.client)
+    return Visited(answer, site.clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
+
+
+class Books:
+    """Between rounds a client's memory and model lie on disk; a simulator also writes down what clients keep to themselves."""
+
+    def __init__(
+        self,
+        method: Method[Any],
+        store: Store,
+        description: dict[str, Any],
+        record: Callable[[LedgerEntry], None],
+        hardware: Mapping[str, Hardware] = NONE,
+        deadline: float = 0.0,
+    ) -> None:
+        self._method, self._store, self._description, self._record = method, store, description, record
+        self._hardware, self._deadline = hardware, deadline
+
+    def before(self, instruction: Instruction) -> tuple[ClientMemory, Hardware]:
+        """What a client finds again, and what it computes with."""
+        name = instruction.client
+        return self._store.load_memory(name, instruction.round), self._hardware.get(name, Hardware())
+
+    def keep(self, instruction: Instruction, visited: Visited) -> Report | None:
+        """A client's report as it passed the door; nothing if it comes too late."""
+        answer, name = visited.answer, instruction.client
+        released = release(answer.report, instruction, self._method.uploads)
+        if answer.model is not None:
+            self._store.save_model(name, answer.model, self._description)
+        self._store.save_memory(name, instruction.round, answer.memory)
+        diary, final, down = answer.diary, instruction.action == FINISH, payload_bytes(instruction)
+        hardware = self._hardware.get(name, Hardware())
+        seconds = hardware.seconds(diary.trained_macs, down + released.bytes)
+        late = not final and 0 < self._deadline < seconds
+        self._record(
+            LedgerEntry(
+                client=name,
+                round=instruction.round,
+                final=final,
+                bytes_down=down,
+                bytes_up=released.bytes,
+                uploads=tuple(sorted({*released.report.arrays, *released.report.facts})),
+                seconds={stage: round(spent, 4) for stage, spent in visited.seconds.items()},
+                architecture=diary.architecture,
+                validation_accuracy=diary.validation_accuracy,
+                test_accuracy=diary.test_accuracy,
+                trained_macs=diary.trained_macs,
+                evaluated_architectures=diary.evaluated_architectures,
+                peak_memory_mb=diary.peak_memory_mb,
+                process_memory_mb=visited.process_memory_mb,
+                notes=diary.notes,
+                tier=hardware.tier,
+                simulated_seconds=round(min(seconds, self._deadline) if late else seconds, 4),
+                late=late,
+            )
+        )
+        return None if late else released.report
