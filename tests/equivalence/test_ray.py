@@ -35,7 +35,9 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", [entry.name for entry in METHODS])
-def test_ray_gives_what_one_process_gives(method: str, cluster: None, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path) -> None:
+def test_ray_gives_what_one_process_gives(
+    method: str, cluster: None, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path
+) -> None:
     wanted = (f"method={method}", "participants=3", "hardware.gmacs=[0.01, 1]", "run.folder=somewhere")
     new_run(tiny(*wanted, "inline.threads=1"), tmp_path / "inline", nobody)
     new_run(tiny(*wanted, *RAY), tmp_path / "ray", nobody)
@@ -80,7 +82,7 @@ class Broken:
 
 @pytest.mark.parametrize(
     "how, error, said",
-    [("refuses", InvalidConfig, "^not with me$"), ("fails", ClientFailed, "ZeroDivisionError: no data"), ("dies", ClientFailed, "Ray died")],
+    [("refuses", InvalidConfig, "^not with me$"), ("fails", ClientFailed, "DivisionError: no data"), ("dies", ClientFailed, "Ray died")],
 )
 def test_what_goes_wrong_in_a_worker(how: str, error: type[Exception], said: str, cluster: None) -> None:
     import ray
@@ -105,7 +107,7 @@ def test_what_goes_wrong_in_a_worker(how: str, error: type[Exception], said: str
 
 def test_a_cluster_without_room_is_refused(cluster: None, tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
     """Ray itself would wait for ever."""
-    with pytest.raises(InvalidConfig, match="3 workers need 3 CPUs, but the cluster has 2. Lower ray.workers"):
+    with pytest.raises(InvalidConfig, match=r"3 workers need 3 CPUs, but the cluster has 2\. Lower ray\.workers"):
         new_run(tiny("engine=ray", "ray.workers=3"), tmp_path / "run", nobody)
 
 

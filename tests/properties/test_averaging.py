@@ -18,6 +18,9 @@ COVERED = ("coverage", "coverage_equal", "coverage_effort")
 TOLERANCE = 1e-5  # float32 results of updates up to 100
 
 
+ROBUST = ("clipped", "median", "trimmed_mean")
+
+
 @dataclass
 class Round:
     """What the clients of a round sent, and by entry who trained it: (clients, *shape)."""
@@ -99,6 +102,8 @@ def test_a_mean_lies_between_the_updates_that_made_it(rule: str, sent: Round) ->
         took_part = sent.trained(name) | (rule == "fedavg")
         low = np.where(took_part, sent.values(name), np.inf).min(axis=0)
         high = np.where(took_part, sent.values(name), -np.inf).max(axis=0)
+        if rule in ROBUST:  # an update may have been shortened
+            low, high = np.minimum(low, 0), np.maximum(high, 0)
         anybody = took_part.any(axis=0)
         assert (mean[anybody] >= low[anybody] - TOLERANCE).all()
         assert (mean[anybody] <= high[anybody] + TOLERANCE).all()
@@ -143,3 +148,15 @@ def test_inputs_are_unchanged_and_results_are_new(rule: str, sent: Round) -> Non
 def test_fedavg_is_the_weighted_mean_of_numpy(sent: Round) -> None:
     for name, mean in fedavg(sent.updates, [], sent.examples).items():
         np.testing.assert_allclose(mean, np.average(sent.values(name).astype(float), axis=0, weights=sent.examples), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=25)
+@given(sent=rounds(), lie=st.floats(-1e6, 1e6, width=32))
+@pytest.mark.parametrize("rule", ROBUST)
+def test_one_of_three_or_more_cannot_move_a_robust_mean_further_than_an_honest_step(rule: str, sent: Round, lie: float) -> None:
+    if len(sent.updates) < 3:
+        return
+    honest = max(np.sqrt(sum(float(np.square(array.astype(float)).sum()) for array in update.values())) for update in sent.updates[1:])
+    sent.updates[0] = {name: np.full_like(array, lie) for name, array in sent.updates[0].items()}
+    for mean in sent.average(rule).values():
+        assert np.abs(mean).max(initial=0) <= honest * (1 + 1e-5) + TOLERANCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedloom.maths.averaging import AVERAGING, coverage, coverage_effort, coverage_equal, fedavg
+from fedloom.maths.averaging import AVERAGING, clipped, coverage, coverage_effort, coverage_equal, fedavg, median, trimmed_mean
 
 EXAMPLES = [1.0, 3.0]
 UPDATES = [{"w": np.array([4.0, 8.0, 2.0, 0.0], np.float32)}, {"w": np.array([8.0, 0.0, 6.0, 0.0], np.float32)}]
@@ -86,4 +86,33 @@ def test_numbers_of_clients_must_agree() -> None:
 
 def test_the_rules_are_known_by_their_names() -> None:
     rules = {"fedavg": fedavg, "coverage": coverage, "coverage_equal": coverage_equal, "coverage_effort": coverage_effort}
-    assert rules == AVERAGING
+    robust = {"clipped": clipped, "median": median, "trimmed_mean": trimmed_mean}
+    assert {**rules, **robust} == AVERAGING
+
+
+def test_robust_rules_by_hand() -> None:
+    # five clients, lengths 1, 1, 1, 1 and 10 (a liar): the last is shortened to 1
+    updates = [{"w": np.array(values, np.float32)} for values in ([1, 0], [0, 1], [0.6, 0.8], [0.8, 0.6], [-10, 0])]
+    everything = [{"w": np.ones(2, int)}] * 5
+    weights = [1.0, 1.0, 1.0, 1.0, 4.0]
+    assert clipped(updates, everything, weights)["w"] == pytest.approx([(1 + 0 + 0.6 + 0.8 - 4) / 8, 2.4 / 8])
+    assert median(updates, everything, weights)["w"] == pytest.approx([0.6, 0.6])
+    assert trimmed_mean(updates, everything, weights)["w"] == pytest.approx([(0 + 0.6 + 0.8) / 3, (0 + 0.6 + 0.8) / 3])
+    for rule in (clipped, median, trimmed_mean):  # without coverage all trained everything
+        assert np.array_equal(rule(updates, [], weights)["w"], rule(updates, everything, weights)["w"])
+
+
+def test_robust_rules_ask_those_who_trained_an_entry() -> None:
+    updates = [{"w": np.array(values, np.float32)} for values in ([0.6, 0, 0.8], [0.8, 0.6, 0], [0, 0.8, 0.6], [30, 40, 0])]
+    counts = [{"w": np.array(steps)} for steps in ([1, 0, 1], [2, 1, 0], [0, 3, 5], [0, 0, 0])]  # the liar trained nothing
+    for rule in (median, trimmed_mean):  # two each, between whom there is no middle but their mean
+        assert rule(updates, counts, [1.0] * 4)["w"] == pytest.approx([0.7, 0.7, 0.7])
+    assert clipped(updates, counts, [1.0, 3.0, 1.0, 9.0])["w"] == pytest.approx([(0.6 + 2.4) / 4, (1.8 + 0.8) / 4, 0.7])
+
+
+def test_trimming_grows_with_the_number_of_clients() -> None:
+    for clients, kept in ((2, 2), (3, 1), (5, 3), (9, 7), (10, 6)):
+        updates = [{"w": np.array([1.0, 0.0]) if i % 2 else np.array([0.0, 1.0])} for i in range(clients)]
+        values = sorted(float(update["w"][0]) for update in updates)
+        cut = (clients - kept) // 2
+        assert trimmed_mean(updates, [], [1.0] * clients)["w"][0] == pytest.approx(np.mean(values[cut : clients - cut]))

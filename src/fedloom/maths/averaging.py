@@ -17,8 +17,7 @@ Rule = Callable[[Sequence[Arrays], Sequence[Arrays], Sequence[float]], dict[str,
 
 def fedavg(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     """sum_i n_i delta_ip / sum_i n_i (McMahan et al., 2017); coverage is not read: what one client trained moves by its share."""
-    ones = [{name: np.ones((1,) * array.ndim) for name, array in update.items()} for update in updates]
-    return _ratio(updates, ones, examples)
+    return _ratio(updates, _trained_by(updates, []), examples)
 
 
 def coverage(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
@@ -39,6 +38,55 @@ def coverage_effort(updates: Sequence[Arrays], coverage: Sequence[Arrays], examp
     return _ratio(updates, coverage, examples)
 
 
+# -- robust rules: what a few clients send that lie cannot move the others far ----------------------------------------------------
+# All three first shorten updates that are longer than the median update to that length (Sun et al., 2019, with the median as the bound):
+# an entry that only one or two clients trained has no majority to outvote a liar, so at least his step must not be longer than others'.
+TRIM = 0.2  # share of the clients that is left out at each end
+
+
+def clipped(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
+    """``coverage`` of shortened updates."""
+    return _ratio(_shortened(updates), _trained_by(updates, coverage), examples)
+
+
+def median(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
+    """The median over the clients that trained p (Yin et al., ICML 2018); every client counts once."""
+    return _trimmed(updates, coverage, lambda count: (count - 1) // 2)
+
+
+def trimmed_mean(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
+    """The mean over the clients that trained p without the ``TRIM`` highest and lowest (Yin et al., ICML 2018); of three or more
+    at least one of each is left out. Every client counts once."""
+    return _trimmed(updates, coverage, lambda count: np.where(count >= 3, np.maximum(1, np.floor(TRIM * count)), 0))
+
+
+def _shortened(updates: Sequence[Arrays]) -> list[dict[str, Array]]:
+    lengths = [float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.values()))) for update in updates]
+    bound = float(np.median(lengths))
+    factors = [min(1.0, bound / length) if length else 1.0 for length in lengths]
+    pairs = zip(updates, factors, strict=True)
+    return [{name: array * array.dtype.type(factor) for name, array in update.items()} for update, factor in pairs]
+
+
+def _trimmed(updates: Sequence[Arrays], coverage: Sequence[Arrays], cut: Callable[[Array], Array]) -> dict[str, Array]:
+    """Entry-wise mean of what is left when, of the ``count`` clients that trained an entry, the ``cut(count)`` highest and lowest go."""
+    shortened, trained, mean = _shortened(updates), _trained_by(updates, coverage), {}
+    for name, first in updates[0].items():
+        there = np.stack([np.broadcast_to(client[name], first.shape) for client in trained])  # (clients, …)
+        values = np.sort(np.where(there, np.stack([update[name] for update in shortened]).astype(np.float64), np.inf), axis=0)
+        count = there.sum(0)
+        left_out, place = cut(count), np.arange(len(updates)).reshape(-1, *[1] * first.ndim)
+        kept = (place >= left_out) & (place < count - left_out)  # those who did not train it stand at the end
+        total = np.where(kept, values, 0.0).sum(0)
+        mean[name] = np.divide(total, kept.sum(0), out=np.zeros_like(total), where=count > 0).astype(first.dtype)
+    return mean
+
+
+def _trained_by(updates: Sequence[Arrays], coverage: Sequence[Arrays]) -> list[dict[str, Array]]:
+    """Without coverage every client trained everything."""
+    return _trained(coverage) if coverage else [{name: np.ones((1,) * array.ndim, bool) for name, array in u.items()} for u in updates]
+
+
 def _trained(coverage: Sequence[Arrays]) -> list[dict[str, Array]]:
     return [{name: counts > 0 for name, counts in client.items()} for client in coverage]
 
@@ -57,4 +105,5 @@ def _ratio(updates: Sequence[Arrays], weights: Sequence[Arrays], examples: Seque
     return mean
 
 
-AVERAGING: dict[str, Rule] = {rule.__name__: rule for rule in (coverage, coverage_equal, coverage_effort, fedavg)}
+RULES = (coverage, coverage_equal, coverage_effort, fedavg, clipped, median, trimmed_mean)
+AVERAGING: dict[str, Rule] = {rule.__name__: rule for rule in RULES}
