@@ -55,11 +55,7 @@ def append_lines(path: Path, lines: list[str]) -> None:
 
 
 def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-    """Arrays as safetensors, facts as JSON in its header, and a digest over both."""
-    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    text = json.dumps(dict(facts), sort_keys=True)
-    # One key: safetensors writes several in a random order, and equal content should be equal bytes.
-    write_file(path, save_tensors(whole, metadata={"fedloom": _digest(whole, text) + text}))
+    write_file(path, packed(arrays, facts))
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -71,6 +67,23 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     except OSError as error:
         raise DamagedRun(f"{path} cannot be read ({error.strerror})", path=str(path)) from error
     try:
+        return unpacked(data)
+    except ValueError as error:
+        cure = "Restore it from a copy, or start the run again in another folder"
+        raise DamagedRun(f"{path} is damaged ({error}). {cure}", path=str(path)) from error
+
+
+def packed(arrays: Arrays, facts: Mapping[str, Any]) -> bytes:
+    """Arrays as safetensors, facts as JSON in its header, and a digest over both."""
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    text = json.dumps(dict(facts), sort_keys=True)
+    # One key: safetensors writes several in a random order, and equal content should be equal bytes.
+    return save_tensors(whole, metadata={"fedloom": _digest(whole, text) + text})
+
+
+def unpacked(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
+    """What ``packed`` packed, or ValueError for anything else."""
+    try:
         (length,) = struct.unpack("<Q", data[:8])
         content = json.loads(data[8 : 8 + length])["__metadata__"]["fedloom"]
         digest, text = content[:DIGEST], content[DIGEST:]
@@ -78,9 +91,8 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         if digest != _digest(arrays, text):
             raise ValueError("the digest does not match")
         return arrays, json.loads(text)
-    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:
-        cure = "Restore it from a copy, or start the run again in another folder"
-        raise DamagedRun(f"{path} is damaged ({error}). {cure}", path=str(path)) from error
+    except (SafetensorError, KeyError, TypeError, struct.error, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def _digest(arrays: Arrays, text: str) -> str:

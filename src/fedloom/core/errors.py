@@ -47,6 +47,12 @@ class BadReport(FedloomError):
     exit_code = 7
 
 
+class BadMessage(FedloomError):
+    """Bytes from a network that are no message of Fedloom's, or not the one that was expected."""
+
+    exit_code = 13
+
+
 class ClientFailed(FedloomError):
     """A client could not answer its instruction."""
 

@@ -1,0 +1,71 @@
+"""Messages as bytes, for engines that have a network: the same format as files, so nothing that is read can run code.
+
+Whatever arrives is checked before it becomes a message: size, digest, kind, sender and round. What a report may say is then
+checked by ``boundary.release``, as it is in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fedloom.core.errors import BadMessage
+from fedloom.core.messages import FINISH, TRAIN, Array, Arrays, Fact, Instruction, Report
+from fedloom.files import packed, unpacked
+
+Message = TypeVar("Message", Instruction, Report)
+FIELDS = {Instruction: ("client", "round", "action", "seed"), Report: ("client", "round")}  # beside arrays and facts
+KINDS: dict[str, type] = {"client": str, "round": int, "action": str, "seed": int}
+
+
+def to_bytes(message: Instruction | Report) -> bytes:
+    arrays = {f"{group}/{name}": array for group, named in message.arrays.items() for name, array in named.items()}
+    own = {field: getattr(message, field) for field in FIELDS[type(message)]}
+    return packed(arrays, {"message": type(message).__name__, "groups": sorted(message.arrays), "facts": dict(message.facts), **own})
+
+
+def from_bytes(kind: type[Message], data: bytes, most: int) -> Message:
+    """A message of this kind; most: bytes it may have."""
+    what = kind.__name__.lower()
+    if len(data) > most:
+        raise BadMessage(f"The {what} has {len(data):,} bytes, more than the {most:,} that are accepted")
+    try:
+        arrays, facts = unpacked(data)
+    except ValueError as error:
+        raise BadMessage(f"The {what} is damaged or none of Fedloom's ({error})") from error
+    if not isinstance(facts, dict) or facts.get("message") != kind.__name__:
+        raise BadMessage(f"This is no {what}")
+    own = {field: facts.get(field) for field in FIELDS[kind]}
+    for field, value in own.items():
+        if type(value) is not KINDS[field] or (isinstance(value, int) and value < 0):
+            raise BadMessage(f"The {what}'s {field} is {value!r}")
+    if kind is Instruction and own["action"] not in (TRAIN, FINISH):
+        raise BadMessage(f"The instruction asks for {own['action']!r}, which is neither {TRAIN} nor {FINISH}")
+    return kind(**own, arrays=_groups(what, arrays, facts.get("groups")), facts=_facts(what, facts.get("facts")))  # type: ignore[arg-type]
+
+
+def expected(report: Report, instruction: Instruction, sender: str) -> Report:
+    """The report, if it is the answer to this instruction and comes from the client it names: a replay or another's is refused."""
+    if report.client != sender:
+        raise BadMessage(f"{sender} sent a report in the name of {report.client}", client=sender)
+    if (report.client, report.round) != (instruction.client, instruction.round):
+        raise BadMessage(f"{sender} answered round {report.round}, but was asked for round {instruction.round}", client=sender)
+    return report
+
+
+def _groups(what: str, arrays: Mapping[str, Array], names: Any) -> dict[str, Arrays]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadMessage(f"The {what}'s groups of arrays are {names!r}")
+    groups: dict[str, dict[str, Array]] = {name: {} for name in names}
+    for key, array in arrays.items():
+        group, _, name = key.partition("/")
+        if group not in groups:
+            raise BadMessage(f"The {what} has an array {key!r} outside of its groups")
+        groups[group][name] = array
+    return dict(groups)
+
+
+def _facts(what: str, facts: Any) -> dict[str, Fact]:
+    if not isinstance(facts, dict) or not all(type(value) in (int, float, str) for value in facts.values()):
+        raise BadMessage(f"The {what}'s facts are not numbers and text")
+    return facts
