@@ -23,7 +23,7 @@ from fedloom.core.hardware import assigned
 from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, LedgerEntry, RunResult
 from fedloom.data.readers import Dataset, read
-from fedloom.data.splits import Federation, Split, make_split
+from fedloom.data.splits import Federation, Split, make_split, reserved, server_images
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store
@@ -205,6 +205,7 @@ def make_bench(settings: Settings, dataset: Dataset, device: torch.device) -> Be
         rounds=settings.rounds,
         protocol=settings.protocol,
         device=device,
+        server=server_images(settings.split, dataset, settings.seed, device) if settings.split.server else None,
     )
 
 
@@ -253,7 +254,10 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
     if facts != _fingerprint(dataset):
         cure = f"Put the original back in {settings.data.folder}"
         raise InvalidData(f"The data set {dataset.name} is not the one this run began with. {cure}", dataset=dataset.name)
-    return Split.from_arrays(dict(arrays))
+    split = Split.from_arrays(dict(arrays))
+    if np.isin(np.concatenate([split.train, split.validation]), reserved(settings.split, len(dataset.train), settings.seed)).any():
+        raise DamagedRun(f"{store.folder}: clients hold images that are the server's by split.server and seed; one of these was changed")
+    return split
 
 
 def _so_far(store: Store) -> tuple[float, bool]:
