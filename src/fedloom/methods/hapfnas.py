@@ -45,7 +45,6 @@ from fedloom.surrogates.forest import fit_forest
 from fedloom.surrogates.guided import Found, GuidedSearch, Scores
 from fedloom.training.bench import Bench
 from fedloom.training.local import Teacher, Trainer
-from fedloom.training.recipe import falling
 
 KNOWLEDGE, SEARCH, SUBNET = "knowledge", "search", "subnet"  # what a client gets: the knowledge model, the supernet to search, its own part
 
@@ -143,11 +142,9 @@ class Hapfnas:
             numbers = [int(count) for count in state.examples.values()]
             facts = {"fewest": min(numbers, default=0), "most": max(numbers, default=0)}
             return self._message(state, client, action, SEARCH, self._smallest, state.supernet, **facts)
-        architecture, bench = self.bench.space.canonical(known), self.bench
-        part = bench.part_of(state.supernet, architecture)
-        if action == FINISH:
-            part = bench.arrays(bench.supernet.plain(bench.tensors(state.supernet), architecture))
-        return self._message(state, client, action, SUBNET, architecture, part)
+        architecture = self.bench.space.canonical(known)
+        cut = self.bench.network_of if action == FINISH else self.bench.part_of
+        return self._message(state, client, action, SUBNET, architecture, cut(state.supernet, architecture))
 
     def _message(
         self, state: HapfnasState, client: str, action: str, task: str, architecture: Architecture, weights: Arrays, **facts: int
@@ -167,17 +164,14 @@ class Hapfnas:
 
     def _taught(self, state: HapfnasState, models: Sequence[Arrays], counts: Sequence[float]) -> Arrays:
         """The supernet after lessons from these knowledge models. Sandwich rule: the largest subnet learns from them, others from it."""
-        space, own, training = self.bench.space, self.settings, self.bench.training
+        bench, own, space = self.bench, self.settings, self.bench.space
 
         def sandwich(draw: np.random.Generator) -> list[Architecture]:
             return [space.named["largest"], self._smallest, *(space.sample(draw) for _ in range(own.random_subnets))]
 
-        total = self.supernet_rounds * own.distil_epochs
-        begun = state.round * own.distil_epochs
-        rates = [falling(own.distil_rate, (begun + epoch) / total, training.schedule) for epoch in range(own.distil_epochs)]
-        weights, draw = self.bench.tensors(state.supernet), rng(state.seed, state.round, "distil")
-        taught = self.bench.trainer.distil(weights, self._teacher(models, counts), sandwich, self._images(), rates, draw)
-        return frozen(self.bench.arrays(taught))
+        rates = bench.rates(state.round, own.distil_epochs, self.supernet_rounds, own.distil_rate)
+        teacher, weights, draw = self._teacher(models, counts), bench.tensors(state.supernet), rng(state.seed, state.round, "distil")
+        return frozen(bench.arrays(bench.trainer.distil(weights, teacher, sandwich, self._images(), rates, draw)))
 
     def _teacher(self, models: Sequence[Arrays], counts: Sequence[float]) -> Teacher:
         """The mean of the models' logits, weighted by examples; their statistics are those of the server's images."""
@@ -187,19 +181,15 @@ class Hapfnas:
 
         @torch.no_grad()
         def teach(images: Tensor) -> Tensor:
-            said = [bench.supernet.forward(images, *one) for one in zip(members, [self._smallest] * len(members), statistics, strict=True)]
-            return ensemble(said, counts)
+            known = zip(members, statistics, strict=True)
+            return ensemble([bench.supernet.forward(images, member, self._smallest, own) for member, own in known], counts)
 
         return teach
 
     def _averaged(self, state: HapfnasState, reports: Sequence[Report], counts: Sequence[float]) -> Arrays:
         """heteroFedAvg: since all began with the same entries, the mean of trained entries is the entry plus the mean of updates."""
-        updates, coverage = [], []
-        for report in reports:
-            architecture = self._checked(report)
-            updates.append(self.bench.padded(report.arrays["update"], architecture, state.supernet))
-            coverage.append(self.bench.arrays(self.bench.supernet.coverage({architecture: 1})))
-        return frozen(_sum(state.supernet, averaging.coverage(updates, coverage, counts)))
+        updates = [(self._checked(report), report.arrays["update"]) for report in reports]
+        return frozen(self.bench.combined(state.supernet, updates, counts, averaging.coverage))
 
     def _checked(self, report: Report) -> Architecture:
         architecture = Architecture(self.bench.space.name, tuple(report.arrays["architecture"]["choices"].tolist()))

@@ -120,8 +120,7 @@ class PerFedRLNAS:
     def farewell(self, state: PerFedRLNASState, client: str) -> Instruction:
         """The client's most likely architecture, as a network of its own."""
         architecture = self.chosen(state, client)
-        plain = self.bench.arrays(self.bench.supernet.plain(self.bench.tensors(state.weights), architecture))
-        return self._message(state, client, FINISH, architecture, plain)
+        return self._message(state, client, FINISH, architecture, self.bench.network_of(state.weights, architecture))
 
     def _instruct(self, state: PerFedRLNASState, client: str) -> Instruction:
         architecture = self.drawn(state, client)
@@ -187,13 +186,9 @@ class PerFedRLNAS:
     # -- aggregation ------------------------------------------------------------
     def _averaged(self, state: PerFedRLNASState, reports: Sequence[Report]) -> dict[str, np.ndarray]:
         """The paper's: subnets padded to the supernet, every entry averaged over those that hold it, others unchanged."""
-        bench, updates, coverage = self.bench, [], []
-        for report in reports:
-            architecture = self.drawn(state, report.client)
-            updates.append(bench.padded(report.arrays["update"], architecture, state.weights))
-            coverage.append(bench.arrays(bench.supernet.coverage({architecture: 1})))
-        mean = AVERAGING[self.settings.averaging](updates, coverage, [float(report.facts["examples"]) for report in reports])
-        return {name: array + mean[name] for name, array in state.weights.items()}
+        updates = [(self.drawn(state, report.client), report.arrays["update"]) for report in reports]
+        examples = [float(report.facts["examples"]) for report in reports]
+        return self.bench.combined(state.weights, updates, examples, AVERAGING[self.settings.averaging])
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:

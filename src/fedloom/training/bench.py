@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from fedloom.core.errors import BadReport, ClientFailed
 from fedloom.core.messages import Array, Arrays, frozen
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.server_site import ServerImages
+from fedloom.maths.averaging import Rule
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
@@ -71,8 +72,21 @@ class Bench:
         """The entries of a supernet that an architecture uses."""
         return frozen({name: weights[name][region] for name, region in self.supernet.regions(architecture).items()})
 
-    def padded(self, part: Arrays, architecture: Architecture, weights: Arrays) -> dict[str, Array]:
-        """Such a part in its place in arrays of the supernet's shapes, with zeros around it."""
+    def network_of(self, weights: Arrays, architecture: Architecture) -> Arrays:
+        """The network of its own that an architecture is in a supernet."""
+        return frozen(self.arrays(self.supernet.plain(self.tensors(weights), architecture)))
+
+    def combined(
+        self, weights: Arrays, updates: Sequence[tuple[Architecture, Arrays]], examples: Sequence[float], rule: Rule
+    ) -> dict[str, Array]:
+        """A supernet after updates of parts of it, by one of the rules for averaging; entries that are in no part stay as they are."""
+        padded = [self._padded(part, architecture, weights) for architecture, part in updates]
+        coverage = [self.arrays(self.supernet.coverage({architecture: 1})) for architecture, _ in updates]
+        mean = rule(padded, coverage, examples)
+        return {name: array + mean[name] for name, array in weights.items()}
+
+    def _padded(self, part: Arrays, architecture: Architecture, weights: Arrays) -> dict[str, Array]:
+        """A part in its place in arrays of the supernet's shapes, with zeros around it."""
         regions = self.supernet.regions(architecture)
         padded = {name: np.zeros_like(array) for name, array in weights.items()}
         shapes = {name: padded[name][region].shape for name, region in regions.items()}
@@ -87,10 +101,12 @@ class Bench:
         count = min(self.participants, len(clients))
         return sorted(rng(seed, round, "participants").choice(clients, count, replace=False).tolist())
 
-    def rates(self, round: int, epochs: int, rounds: int = 0) -> list[float]:
-        """One learning rate per epoch of this round; rounds: of a phase that has a schedule of its own, and counts its rounds from 0."""
-        total = (rounds or self.rounds) * epochs
-        return [falling(self.training.rate, (round * epochs + epoch) / total, self.training.schedule) for epoch in range(epochs)]
+    def rates(self, round: int, epochs: int, rounds: int | None = None, start: float | None = None) -> list[float]:
+        """One learning rate per epoch of this round. A phase with a schedule of its own counts its round from 0 and says of how many, and
+        may start at a rate of its own."""
+        total = (self.rounds if rounds is None else rounds) * epochs
+        first = self.training.rate if start is None else start
+        return [falling(first, (round * epochs + epoch) / total, self.training.schedule) for epoch in range(epochs)]
 
     # -- what selects -------------------------------------------------------------
     def selecting(self, data: ClientData) -> Examples:
