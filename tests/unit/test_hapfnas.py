@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -12,15 +13,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedloom.assemble import make_bench
+from fedloom.assemble import make_bench, new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import release
 from fedloom.core.client_site import Examples
-from fedloom.core.errors import BadReport, InvalidConfig
+from fedloom.core.errors import BadReport, DamagedRun, InvalidConfig
 from fedloom.core.messages import Instruction, Report, payload_bytes
 from fedloom.core.seeds import rng
 from fedloom.core.server_site import ServerImages
+from fedloom.engine.run import Watcher
 from fedloom.maths import averaging
 from fedloom.maths.distillation import balanced_softmax, soft_cross_entropy
 from fedloom.training.bench import Bench
@@ -355,3 +357,13 @@ def test_a_subnet_that_is_sent_is_the_clients_own_slice(tiny: Tiny) -> None:
         sent = instruction.arrays["weights"]
         assert set(sent) == set(regions)
         assert all(np.array_equal(sent[name], played.state.supernet[name][region]) for name, region in regions.items())
+
+
+# -- the run folder ----------------------------------------------------------------------------------------
+def test_a_run_whose_server_would_have_clients_images_is_not_resumed(tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
+    new_run(tiny(OWN), tmp_path / "run", nobody)
+    assert resume_run(tmp_path / "run", nobody).finished
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("server = 0.02", "server = 0.5"))
+    with pytest.raises(DamagedRun, match=r"clients hold images that are the server's by split\.server and seed"):
+        resume_run(tmp_path / "run", nobody)
