@@ -256,7 +256,8 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
         raise InvalidData(f"The data set {dataset.name} is not the one this run began with. {cure}", dataset=dataset.name)
     split = Split.from_arrays(dict(arrays))
     if np.isin(np.concatenate([split.train, split.validation]), reserved(settings.split, len(dataset.train), settings.seed)).any():
-        raise DamagedRun(f"{store.folder}: clients hold images that are the server's by split.server and seed; one of these was changed")
+        what = "clients hold images that are the server's by split.server and seed: one of them was changed. Put back what config.toml had"
+        raise DamagedRun(f"{store.folder}: {what}", folder=str(store.folder))
     return split
 
 

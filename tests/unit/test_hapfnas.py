@@ -205,6 +205,11 @@ def test_subnets_come_to_say_what_the_teacher_says(tiny: Tiny) -> None:
     assert all(apart(after, name) < apart(before, name) - 0.2 for name in ("largest", "smallest"))
 
 
+def test_a_supernet_that_diverges_is_noticed_at_once(tiny: Tiny) -> None:
+    with pytest.raises(InvalidConfig, match=r"The supernet diverged after round 0\. Lower hapfnas\.distil_rate"):
+        Played(tiny(OWN, "hapfnas.distil_rate=1e30")).round()
+
+
 def test_the_sandwich(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(tiny(OWN, "hapfnas.random_subnets=3"))
     drawn: list[list[Architecture]] = []

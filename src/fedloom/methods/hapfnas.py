@@ -171,7 +171,10 @@ class Hapfnas:
 
         rates = bench.rates(state.round, own.distil_epochs, self.supernet_rounds, own.distil_rate)
         teacher, weights, draw = self._teacher(models, counts), bench.tensors(state.supernet), rng(state.seed, state.round, "distil")
-        return frozen(bench.arrays(bench.trainer.distil(weights, teacher, sandwich, self._images(), rates, draw)))
+        taught = bench.arrays(bench.trainer.distil(weights, teacher, sandwich, self._images(), rates, draw))
+        if not all(np.isfinite(array).all() for array in taught.values()):
+            raise InvalidConfig(f"The supernet diverged after round {state.round}. Lower hapfnas.distil_rate", key="hapfnas.distil_rate")
+        return frozen(taught)
 
     def _teacher(self, models: Sequence[Arrays], counts: Sequence[float]) -> Teacher:
         """The mean of the models' logits, weighted by examples; their statistics are those of the server's images."""
@@ -257,10 +260,11 @@ class Hapfnas:
 
 
 def _notes(found: Found, space: Bounded) -> dict[str, float]:
-    """What a search came to, for the diary."""
+    """What a search came to, for the diary: numbers that there are."""
     notes = {"search_loss": -found.score, "predicted_architectures": float(found.predicted)}
     notes |= {f"{limit.name}_limit": float(limit.most) for limit in space.limits}
-    return notes if found.agreement is None else {**notes, "predictor_rank_correlation": found.agreement}
+    notes |= {} if found.agreement is None else {"predictor_rank_correlation": found.agreement}
+    return {name: value for name, value in notes.items() if np.isfinite(value)}
 
 
 def _whole(report: Report, weights: Arrays) -> Arrays:

@@ -67,7 +67,8 @@ def one_of(archive: Sequence[Architecture]) -> Draw:
 
 
 class Trainer:
-    """Trains weights on examples. ``train_network`` moves a plain network, ``train_supernet`` the regions of drawn subnets."""
+    """Trains weights on examples. ``train_network`` moves a plain network, ``train_supernet`` the regions of drawn subnets, ``distil``
+    the same on images without labels."""
 
     def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels, loss: Loss = F.cross_entropy) -> None:
         self.supernet, self.settings, self.pixels, self.loss = supernet, settings, pixels, loss
