@@ -26,7 +26,7 @@ from fedloom.core.messages import Arrays
 from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, LedgerEntry, RunResult
 from fedloom.data.readers import Dataset, read
-from fedloom.data.splits import Federation, Split, make_split
+from fedloom.data.splits import Federation, Split, make_split, reserved, server_images
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.loop import Link
 from fedloom.engine.ray import RayLink, Simulation, workers
@@ -226,6 +226,7 @@ def make_bench(settings: Settings, dataset: Dataset, device: torch.device) -> Be
         rounds=settings.rounds,
         protocol=settings.protocol,
         device=device,
+        server=server_images(settings.split, dataset, settings.seed, device) if settings.split.server else None,
     )
 
 
@@ -274,7 +275,11 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
     if facts != _fingerprint(dataset):
         cure = f"Put the original back in {settings.data.folder}"
         raise InvalidData(f"The data set {dataset.name} is not the one this run began with. {cure}", dataset=dataset.name)
-    return Split.from_arrays(dict(arrays))
+    split = Split.from_arrays(dict(arrays))
+    if np.isin(np.concatenate([split.train, split.validation]), reserved(settings.split, len(dataset.train), settings.seed)).any():
+        what = "clients hold images that are the server's by split.server and seed: one of them was changed. Put back what config.toml had"
+        raise DamagedRun(f"{store.folder}: {what}", folder=str(store.folder))
+    return split
 
 
 def _so_far(store: Store) -> tuple[float, bool]:

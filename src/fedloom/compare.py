@@ -11,7 +11,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -66,6 +66,7 @@ def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int
     common = config.load(source, changes)
     for method in methods:
         METHODS[method]  # refuses what there is not
+    _refuse_other_splits(source, changes, methods)
     base = Path(common.run.folder) if common.run.folder else Path("runs") / f"compare-{Path(source).stem}"
     runs = []
     for seed in range(common.seed, common.seed + seeds):
@@ -74,6 +75,20 @@ def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int
             own = [*changes, f"method={method}", f"seed={seed}", f"run.folder={json.dumps(str(folder), ensure_ascii=False)}"]
             runs.append(PlannedRun(method, seed, folder, _command(source, own, folder)))
     return runs
+
+
+def _refuse_other_splits(source: str, changes: Sequence[str], methods: Sequence[str]) -> None:
+    """Where a source says something for one method alone that would divide the images in another way."""
+    splits = {method: asdict(config.load(source, [*changes, f"method={method}"]).split) for method in methods}
+    for method, split in splits.items():
+        for key, value in split.items():
+            first = splits[methods[0]][key]
+            if value != first:
+                raise InvalidConfig(
+                    f"{source} has split.{key}={first} for {methods[0]} and split.{key}={value} for {method}, so their clients would "
+                    f"hold different images. Say which it is for all of them, such as split.{key}={value}",
+                    key=f"split.{key}",
+                )
 
 
 def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ SEED = 5
 # Used where a method has a setting of that name.
 SMALL = {"architecture": "smallest", "epochs": 1, "iterations": 2, "population": 5, "archive_size": 2, "offspring": 2, "candidates": 6}
 SMALL |= {"warmup": 0, "recovery": 1, "edges": 7}
+SMALL |= {"supernet_share": 0.5, "distil_epochs": 1, "generations": 2, "mutation_size": 2, "crossover_size": 2, "finalists": 2}
+SPLIT = SplitSettings(rule="label", alpha=1.0, validation=0.3, server=0.1)
 FEW = {"spider": {"operations": "s2"}}  # of its space: it trains all operations at once
 TRAINING = {
     "epochs": 1,
@@ -98,7 +100,7 @@ def federation() -> Federation:
     whole = read(DataSettings("digits"))
     train, test = (Pool(pool.images[:count], pool.labels[:count]) for pool, count in ((whole.train, 160), (whole.test, 60)))
     few = replace(whole, train=train, test=test)
-    split = make_split(SplitSettings(rule="label", alpha=1.0, validation=0.3), few.train.labels, few.test.labels, 4, SEED)
+    split = make_split(SPLIT, few.train.labels, few.test.labels, 4, SEED)
     return Federation(few, split, "cpu")
 
 
@@ -112,11 +114,13 @@ def world(request: pytest.FixtureRequest, federation: Federation) -> World:
     own = {item.name: SMALL[item.name] for item in fields(entry.settings) if item.name in SMALL}
     table = {
         "method": entry.name,
+        "seed": SEED,
         "clients": 4,
         "participants": 3,
         "rounds": 2,
         "space": space_name,
         space_name: asdict(SPACES[space_name].settings.tiny()) | FEW.get(method_name, {}),
+        "split": asdict(SPLIT),
         "training": TRAINING,
         entry.name: own,
     }

@@ -25,10 +25,11 @@ HERE = Path(__file__).parent
 OVERRIDES = ("clients=4", "participants=2", "rounds=3", "fedavg.architecture=medium", "local.architecture=random")
 COLUMNS = ("client", "round", "final", "bytes_down", "bytes_up", "uploads", "evaluated_architectures", "trained_macs", "architecture")
 FACTS = ("schema", "method", "space", "dataset", "protocol", "seed", "rounds", "finished", "uploads")
-FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; PerFedRLNAS sends as many bytes as its subnet has
+FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; PerFedRLNAS and HAPFNAS send as many bytes as a subnet has
     "perfedsde": {"trained_macs", "architecture"},
     "spider": {"trained_macs", "architecture"},
     "perfedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
+    "hapfnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
 }
 
 

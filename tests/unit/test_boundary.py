@@ -204,3 +204,27 @@ def test_frozen_arrays_refuse_to_change_and_leave_their_owner_free() -> None:
             array[...] = 1
     assert own["a"].flags.writeable and np.shares_memory(arrays["a"], own["a"])  # a view, not a copy
     assert not own["locked"].flags.writeable and list(arrays) == list(own) and arrays is not own
+
+
+# -- parts of what was sent ---------------------------------------------------------------------
+PARTS = {**MANIFEST, "update": replace(MANIFEST["update"], part=True)}
+
+
+def test_a_part_passes_where_parts_are_declared() -> None:
+    whole = report().arrays["update"]
+    for part in (whole, {"a": whole["a"]}, {"a": whole["a"][:1, :2]}, {**whole, "b": whole["b"][:0]}):
+        sent = with_group("update", part)
+        assert release(sent, INSTRUCTION, PARTS).report is sent
+        if part is not whole:
+            refused(sent, "update")
+
+
+def test_a_part_is_never_more_than_what_was_sent() -> None:
+    larger, deeper = np.zeros((3, 1), np.float32), np.zeros((1, 1, 1), np.float32)
+    refused(with_arrays("update", a=larger), r"update\[a\] has shape \(3, 1\)", PARTS)
+    refused(with_arrays("update", a=deeper), r"update\[a\] has shape", PARTS)
+    refused(with_arrays("update", labels=np.zeros(1, np.float32)), "'labels' differs", PARTS)
+    refused(with_arrays("update", a=np.zeros((1, 1))), "has type float64", PARTS)
+    refused(with_arrays("update", a=np.full((1, 1), np.nan, np.float32)), "not finite", PARTS)
+    coverage = with_arrays("coverage", a=np.ones((2, 2), np.uint8))
+    refused(coverage, r"coverage\[a\] has shape", PARTS)

@@ -11,7 +11,7 @@ import torch
 
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.data.readers import Dataset, Pool
-from fedloom.data.splits import PARTS, RULES, Federation, Split, SplitSettings, make_split
+from fedloom.data.splits import PARTS, RULES, Federation, Split, SplitSettings, make_split, reserved, server_images
 from fedloom.maths.partition import class_counts
 
 TRAIN = np.repeat(np.arange(5), 80)
@@ -189,3 +189,35 @@ def test_federation_refuses_strangers_and_foreign_splits() -> None:
 def test_federation_cannot_be_pickled() -> None:
     with pytest.raises(TypeError, match="stays at its client"):
         pickle.dumps(Federation(dataset(), split_of("iid"), "cpu"))
+
+
+# -- the server's images ------------------------------------------------------------------------
+@pytest.mark.parametrize("rule", RULES)
+def test_the_servers_images_are_nobody_elses(rule: str) -> None:
+    settings = SplitSettings(rule=rule, server=0.25, **SMALL)
+    own = reserved(settings, len(TRAIN), seed=3)
+    split = split_of(rule, seed=3, server=0.25)
+    assert len(own) == len(np.unique(own)) == 100 and own.min() >= 0 and own.max() < len(TRAIN)
+    assert not set(own) & {*split.train, *split.validation}
+    if rule in ("label", "shards", "iid"):  # which leave none over
+        assert {*own, *split.train, *split.validation} == set(range(len(TRAIN)))
+    for client in range(8):
+        assert set(TRAIN[split.part("validation", client)]) <= set(TRAIN[split.part("train", client)])
+    assert not np.array_equal(own, reserved(settings, len(TRAIN), seed=4))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_server_without_images_changes_nothing(rule: str) -> None:
+    """The draws of a split do not move when none are kept back."""
+    assert len(reserved(SplitSettings(rule=rule), len(TRAIN), 0)) == 0
+    usual, same = split_of(rule).to_arrays(), split_of(rule, server=0.0).to_arrays()
+    assert all(np.array_equal(usual[name], same[name]) for name in usual)
+
+
+def test_the_server_gets_images_and_no_labels() -> None:
+    images = np.arange(400 * 4, dtype=np.uint8).reshape(400, 1, 2, 2)
+    dataset = Dataset("toy", ("0", "1", "2", "3", "4"), Pool(images, TRAIN), Pool(images[:100], TEST), (0.5,), (0.5,))
+    settings = SplitSettings(server=0.1)
+    held = server_images(settings, dataset, 0, torch.device("cpu"))
+    assert len(held) == 40 and np.array_equal(held.images.numpy(), images[reserved(settings, 400, 0)])
+    assert not hasattr(held, "labels")

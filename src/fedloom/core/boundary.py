@@ -19,13 +19,15 @@ class Upload:
 
     ``like`` names the instruction's group of arrays whose names, shapes and types the field must repeat; without it the field
     is one finite number, at least ``low``. With ``counts`` the arrays hold whole numbers from 0 on, and an axis along which
-    all of them are equal may be sent with length 1.
+    all of them are equal may be sent with length 1. With ``part`` the field may be less than the group: some of its arrays, none of
+    them longer along any axis.
     """
 
     meaning: str
     like: str | None = None
     counts: bool = False
     low: float = 0.0
+    part: bool = False
 
 
 Manifest = Mapping[str, Upload]
@@ -77,13 +79,13 @@ def _check_arrays(where: str, arrays: Arrays, instruction: Instruction, upload: 
         raise BadReport(f"{where} has nothing to be compared with: the instruction carried no {upload.like}")
     if not isinstance(arrays, Mapping):
         raise BadReport(f"{where} must be named arrays, not {type(arrays).__name__}")
-    if set(arrays) != set(model):
-        odd = sorted(set(arrays) ^ set(model))[0]
+    if set(arrays) != set(model) and not (upload.part and set(arrays) < set(model)):
+        odd = sorted(set(arrays) - set(model) if upload.part else set(arrays) ^ set(model))[0]
         raise BadReport(f"{where} must name the same arrays as the instruction's {upload.like}; {odd!r} differs", array=odd)
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise BadReport(f"{where}[{name}] is no array but {type(array).__name__}", array=name)
-        if not _fits(array, model[name], upload.counts):
+        if not _fits(array, model[name], upload):
             raise BadReport(f"{where}[{name}] has shape {array.shape}, expected {model[name].shape}", array=name)
         if upload.counts and (array.dtype.kind not in "biu" or (array.dtype.kind == "i" and array.min(initial=0) < 0)):
             raise BadReport(f"{where}[{name}] must hold whole numbers from 0 on", array=name)
@@ -93,7 +95,10 @@ def _check_arrays(where: str, arrays: Arrays, instruction: Instruction, upload: 
             raise BadReport(f"{where}[{name}] holds values that are not finite; did training diverge? Lower training.rate", array=name)
 
 
-def _fits(array: Array, model: Array, counts: bool) -> bool:
+def _fits(array: Array, model: Array, upload: Upload) -> bool:
     if array.shape == model.shape:
         return True
-    return counts and array.ndim == model.ndim and all(have in (1, want) for have, want in zip(array.shape, model.shape, strict=True))
+    if array.ndim != model.ndim:
+        return False
+    lengths = list(zip(array.shape, model.shape, strict=True))
+    return (upload.counts and all(have in (1, want) for have, want in lengths)) or (upload.part and all(h <= w for h, w in lengths))

@@ -14,6 +14,7 @@ from fedloom.core.client_site import ClientData, Examples, Private
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
+from fedloom.core.server_site import ServerImages
 from fedloom.core.settings import setting
 from fedloom.data.readers import Dataset, Labels
 from fedloom.maths import partition
@@ -39,6 +40,7 @@ class SplitSettings:
     size: int = setting(600, "plato: training images per client, validation included", low=3)
     test_size: int = setting(600, "plato: test images per client", low=1)
     shards: int = setting(2, "shards: shards per client", low=1)
+    server: float = setting(0.0, "share of the training images that the server gets, without their labels, and no client", low=0, high=0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,16 @@ class Split:
         return split
 
 
+def reserved(settings: SplitSettings, images: int, seed: int) -> Positions:
+    """Positions of the server's images among so many training images: drawn by chance, whatever their classes."""
+    return np.sort(rng(seed, "split", "server").permutation(images)[: round(settings.server * images)]).astype(np.int64)
+
+
+def server_images(settings: SplitSettings, dataset: Dataset, seed: int, device: torch.device) -> ServerImages:
+    own = dataset.train.images[reserved(settings, len(dataset.train), seed)]
+    return ServerImages(torch.from_numpy(own).to(device))
+
+
 def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Labels, clients: int, seed: int) -> Split:
     """Divide the pools. Every client gets at least two training, one validation and one test image, or the split is refused.
 
@@ -99,11 +111,13 @@ def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Label
         raise InvalidConfig(f"There is no split rule {settings.rule!r}. {did_you_mean(settings.rule, list(RULES))}", rule=settings.rule)
     if clients < 1:
         raise InvalidData(f"A federation needs at least one client, got {clients}", clients=clients)
+    pool = np.setdiff1d(np.arange(len(train_labels)), reserved(settings, len(train_labels), seed))
+    train_labels = train_labels[pool]
     disjoint = settings.rule != "plato"
     if len(train_labels) < (3 * clients if disjoint else 3) or len(test_labels) < (clients if disjoint else 1):
         raise InvalidData(
             f"{clients} clients need at least 3 training images and 1 test image each; "
-            f"the data set has {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data",
+            f"there are {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data",
             clients=clients,
         )
     if disjoint:
@@ -114,8 +128,8 @@ def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Label
     trains, validations = [], []
     for client, own in enumerate(owned):
         train, validation = partition.stratified_holdout(train_labels[own], settings.validation, rng(seed, "split", "validation", client))
-        trains.append(own[train])
-        validations.append(own[validation])
+        trains.append(pool[own[train]])
+        validations.append(pool[own[validation]])
     for which, parts, least in (("training", trains, 2), ("validation", validations, 1), ("test", tests, 1)):
         sizes = np.array([len(part) for part in parts])
         if sizes.min() < least:

@@ -120,13 +120,11 @@ class PerFedRLNAS:
     def farewell(self, state: PerFedRLNASState, client: str) -> Instruction:
         """The client's most likely architecture, as a network of its own."""
         architecture = self.chosen(state, client)
-        plain = self.bench.arrays(self.bench.supernet.plain(self.bench.tensors(state.weights), architecture))
-        return self._message(state, client, FINISH, architecture, plain)
+        return self._message(state, client, FINISH, architecture, self.bench.network_of(state.weights, architecture))
 
     def _instruct(self, state: PerFedRLNASState, client: str) -> Instruction:
         architecture = self.drawn(state, client)
-        own = {name: state.weights[name][region] for name, region in self.bench.supernet.regions(architecture).items()}
-        return self._message(state, client, TRAIN, architecture, frozen(own))
+        return self._message(state, client, TRAIN, architecture, self.bench.part_of(state.weights, architecture))
 
     def _message(self, state: PerFedRLNASState, client: str, action: str, architecture: Architecture, weights: Arrays) -> Instruction:
         seed = derive_seed(state.seed, state.round, client)
@@ -188,16 +186,9 @@ class PerFedRLNAS:
     # -- aggregation ------------------------------------------------------------
     def _averaged(self, state: PerFedRLNASState, reports: Sequence[Report]) -> dict[str, np.ndarray]:
         """The paper's: subnets padded to the supernet, every entry averaged over those that hold it, others unchanged."""
-        supernet, updates, coverage = self.bench.supernet, [], []
-        for report in reports:
-            architecture = self.drawn(state, report.client)
-            padded = {name: np.zeros_like(array) for name, array in state.weights.items()}
-            for name, region in supernet.regions(architecture).items():
-                padded[name][region] = report.arrays["update"][name]
-            updates.append(padded)
-            coverage.append(self.bench.arrays(supernet.coverage({architecture: 1})))
-        mean = AVERAGING[self.settings.averaging](updates, coverage, [float(report.facts["examples"]) for report in reports])
-        return {name: array + mean[name] for name, array in state.weights.items()}
+        updates = [(self.drawn(state, report.client), report.arrays["update"]) for report in reports]
+        examples = [float(report.facts["examples"]) for report in reports]
+        return self.bench.combined(state.weights, updates, examples, AVERAGING[self.settings.averaging])
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:

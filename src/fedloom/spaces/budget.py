@@ -79,6 +79,14 @@ def bounded(space: SearchSpace, budget: BudgetSettings, batch: int, latency_ms: 
     return Bounded(space, limits) if limits else space
 
 
+def macs_by_data(space: SearchSpace, examples: int, fewest: int, most: int, steps: int) -> float:
+    """A limit that rises with a client's number of examples, in equal steps: from what the smallest architecture needs, for the client
+    with the fewest, to what the largest needs, for the one with the most. Where all have the same, everybody may have the largest."""
+    share = min(max((examples - fewest) / (most - fewest), 0.0), 1.0) if most > fewest else 1.0
+    least, largest = (space.cost(space.named[name]).macs for name in ("smallest", "largest"))
+    return least + round(steps * share) / steps * (largest - least)
+
+
 class Bounded(SearchSpace):
     """A space of which only the architectures within some limits are drawn; methods use it like any other.
 

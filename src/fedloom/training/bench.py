@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData, ClientSite, Diary, Examples, PersonalModel
-from fedloom.core.errors import ClientFailed
-from fedloom.core.messages import Arrays
+from fedloom.core.errors import BadReport, ClientFailed
+from fedloom.core.messages import Array, Arrays, frozen
 from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.server_site import ServerImages
+from fedloom.maths.averaging import Rule
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
@@ -26,7 +29,7 @@ from fedloom.training.scoring import Score, Scorer
 
 @dataclass(frozen=True)
 class Bench:
-    """Everything a method needs and no method owns. Holds no weights and no data."""
+    """Everything a method needs and no method owns. Holds no weights, and of data only what the server has without labels."""
 
     space: SearchSpace
     supernet: Supernet[Any]
@@ -37,6 +40,7 @@ class Bench:
     protocol: str  # clean: validation data select; paper: test data select, as the papers did
     device: torch.device
     start: Weights = field(default_factory=dict)  # what takes the place of random initial weights, by name
+    server: ServerImages | None = None
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -63,15 +67,46 @@ class Bench:
     def _initial(self, seed: int) -> Weights:
         return {**self.supernet.initial(derive_seed(seed, "weights")), **self.start}
 
+    # -- parts of a supernet in messages ------------------------------------------
+    def part_of(self, weights: Arrays, architecture: Architecture) -> Arrays:
+        """The entries of a supernet that an architecture uses."""
+        return frozen({name: weights[name][region] for name, region in self.supernet.regions(architecture).items()})
+
+    def network_of(self, weights: Arrays, architecture: Architecture) -> Arrays:
+        """The network of its own that an architecture is in a supernet."""
+        return frozen(self.arrays(self.supernet.plain(self.tensors(weights), architecture)))
+
+    def combined(
+        self, weights: Arrays, updates: Sequence[tuple[Architecture, Arrays]], examples: Sequence[float], rule: Rule
+    ) -> dict[str, Array]:
+        """A supernet after updates of parts of it, by one of the rules for averaging; entries that are in no part stay as they are."""
+        padded = [self._padded(part, architecture, weights) for architecture, part in updates]
+        coverage = [self.arrays(self.supernet.coverage({architecture: 1})) for architecture, _ in updates]
+        mean = rule(padded, coverage, examples)
+        return {name: array + mean[name] for name, array in weights.items()}
+
+    def _padded(self, part: Arrays, architecture: Architecture, weights: Arrays) -> dict[str, Array]:
+        """A part in its place in arrays of the supernet's shapes, with zeros around it."""
+        regions = self.supernet.regions(architecture)
+        padded = {name: np.zeros_like(array) for name, array in weights.items()}
+        shapes = {name: padded[name][region].shape for name, region in regions.items()}
+        if {name: array.shape for name, array in part.items()} != shapes:
+            raise BadReport(f"An update does not have the arrays of its architecture, {architecture.id}", architecture=architecture.id)
+        for name, region in regions.items():
+            padded[name][region] = part[name]
+        return padded
+
     # -- schedule ----------------------------------------------------------------
     def draw_participants(self, seed: int, round: int, clients: list[str]) -> list[str]:
         count = min(self.participants, len(clients))
         return sorted(rng(seed, round, "participants").choice(clients, count, replace=False).tolist())
 
-    def rates(self, round: int, epochs: int) -> list[float]:
-        """One learning rate per epoch of this round."""
-        total = self.rounds * epochs
-        return [falling(self.training.rate, (round * epochs + epoch) / total, self.training.schedule) for epoch in range(epochs)]
+    def rates(self, round: int, epochs: int, rounds: int | None = None, start: float | None = None) -> list[float]:
+        """One learning rate per epoch of this round. A phase with a schedule of its own counts its round from 0 and says of how many, and
+        may start at a rate of its own."""
+        total = (self.rounds if rounds is None else rounds) * epochs
+        first = self.training.rate if start is None else start
+        return [falling(first, (round * epochs + epoch) / total, self.training.schedule) for epoch in range(epochs)]
 
     # -- what selects -------------------------------------------------------------
     def selecting(self, data: ClientData) -> Examples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -15,12 +15,15 @@ from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import Examples
+from fedloom.core.server_site import ServerImages
 from fedloom.data.augment import Augmentation, augment, normalise
+from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.training.graphs import Workplace
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.recipe import TrainingSettings
 
+LESSON = 1000  # images that a teacher sees at once
 KEPT_MASKS = 16  # architectures whose trained entries are remembered, a byte each
 
 
@@ -47,6 +50,9 @@ class Trained:
 
 Draw = Callable[[np.random.Generator], Sequence[Architecture]]  # the subnets that one step trains together
 
+Loss = Callable[..., Tensor]  # (n, classes) logits, (n,) labels, label_smoothing=… -> their loss
+Teacher = Callable[[Tensor], Tensor]  # normalised images -> (n, classes) logits to learn from
+
 Turn = tuple[Sequence[Architecture], Tensor, Tensor, float]  # subnets, images, labels, rate of one step
 
 
@@ -61,10 +67,11 @@ def one_of(archive: Sequence[Architecture]) -> Draw:
 
 
 class Trainer:
-    """Trains weights on examples. ``train_network`` moves a plain network, ``train_supernet`` the regions of drawn subnets."""
+    """Trains weights on examples. ``train_network`` moves a plain network, ``train_supernet`` the regions of drawn subnets, ``distil``
+    the same on images without labels."""
 
-    def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels) -> None:
-        self.supernet, self.settings, self.pixels = supernet, settings, pixels
+    def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels, loss: Loss = F.cross_entropy) -> None:
+        self.supernet, self.settings, self.pixels, self.loss = supernet, settings, pixels, loss
         self.augmentation = Augmentation(settings.crop, settings.flip, settings.cutout)
         self._workplaces: dict[str, tuple[Hashable, Workplace]] = {}  # the last one for a network and for the supernet
         self._masks: dict[tuple[Architecture, ...], Tensor] = {}
@@ -128,9 +135,31 @@ class Trainer:
         gradient = flattened(self._masked_gradients(place.weights.views, genes, sizes, images, labels))
         sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
 
+    def distil(
+        self, weights: Weights, teacher: Teacher, draw: Draw, images: ServerImages, rates: Sequence[float], rng: np.random.Generator
+    ) -> dict[str, Tensor]:
+        """Supernet weights from a teacher's logits alone. Of the subnets that a step draws the first learns from the teacher, the others
+        from what the first says before the step (in-place distillation, Yu et al., ECCV 2020); their gradients are summed."""
+        place, take, device = self._supernet_workplace(weights), self.supernet.take, images.images.device
+        for seen, _, rate in self._epochs(images.images, rates, rng):
+            lessons = torch.cat([teacher(self.pixels.normalise(some)) for some in seen.split(LESSON)])
+            for part in self._parts(images):
+                lesson, drawn, pixels = lessons[part], draw(rng), self.pixels.normalise(seen[part])
+                place.total.flat.zero_()
+                for number, architecture in enumerate(drawn):
+                    own = take(place.weights.views, architecture)
+                    leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
+                    logits = self.supernet.forward(pixels, leaves, architecture)
+                    gradients = torch.autograd.grad(soft_cross_entropy(logits, lesson), list(leaves.values()), materialize_grads=True)
+                    torch._foreach_add_(list(take(place.total.views, architecture).values()), list(gradients))
+                    lesson = lesson if number else logits.detach()
+                mask = self._mask(drawn, device)
+                sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)
+        return place.weights.unpacked()
+
     # -- one step -----------------------------------------------------------
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels, label_smoothing=self.settings.label_smoothing)
+        return self.loss(logits, labels, label_smoothing=self.settings.label_smoothing)
 
     def _gradients(self, weights: Weights, architecture: Architecture, images: Tensor, labels: Tensor) -> list[Tensor]:
         """One per weight; zero where an architecture lets a weight go to waste (DARTS: an input whose every edge is ``none``)."""
@@ -166,20 +195,28 @@ class Trainer:
         return Packed.zeros(self.supernet.shapes, torch.bool, torch.device("cpu"))
 
     # -- batches --------------------------------------------------------------
-    def _batch(self, examples: Examples) -> int:
+    def _batch(self, examples: Sized) -> int:
         return min(self.settings.batch, len(examples))
 
-    def _steps(self, examples: Examples) -> int:
+    def _steps(self, examples: Sized) -> int:
         return len(examples) // self._batch(examples)
 
     def batches(self, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Equal batches in a new order each epoch; the few examples that do not fill a batch sit that epoch out."""
-        batch = self._batch(examples)
+        for images, order, rate in self._epochs(examples.images, rates, rng):
+            labels = examples.labels[order]
+            for part in self._parts(examples):
+                yield images[part], labels[part], rate
+
+    def _epochs(self, images: Tensor, rates: Sequence[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """All images in a new order each epoch, augmented; which they are, and the epoch's rate."""
         for rate in rates:
-            order = torch.as_tensor(rng.permutation(len(examples)), device=examples.labels.device)
-            images, labels = augment(examples.images[order], self.augmentation, rng, self.pixels.mean), examples.labels[order]
-            for start in range(0, self._steps(examples) * batch, batch):
-                yield images[start : start + batch], labels[start : start + batch], rate
+            order = torch.as_tensor(rng.permutation(len(images)), device=images.device)
+            yield augment(images[order], self.augmentation, rng, self.pixels.mean), order, rate
+
+    def _parts(self, examples: Sized) -> list[slice]:
+        batch = self._batch(examples)
+        return [slice(start, start + batch) for start in range(0, self._steps(examples) * batch, batch)]
 
     def _trained(self, weights: dict[str, Tensor], steps: Counter[Architecture], batch: int) -> Trained:
         macs = sum(self.supernet.space.cost(architecture).macs * times * batch for architecture, times in steps.items())

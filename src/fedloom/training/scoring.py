@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import Examples
+from fedloom.core.server_site import ServerImages
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
 from fedloom.training.local import Pixels, runs_masked
@@ -49,10 +50,10 @@ class Scorer:
     def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels) -> None:
         self.supernet, self.settings, self.pixels = supernet, settings, pixels
 
-    def calibration_images(self, examples: Examples) -> Tensor:
+    def calibration_images(self, examples: Examples | ServerImages) -> Tensor:
         """Up to ``calibration`` training images, spread evenly over them (examples may lie sorted by class)."""
         count = min(self.settings.calibration, len(examples))
-        spread = torch.linspace(0, len(examples) - 1, count, device=examples.labels.device).round().long()
+        spread = torch.linspace(0, len(examples) - 1, count, device=examples.images.device).round().long()
         return self.pixels.normalise(examples.images[spread])
 
     @torch.no_grad()
@@ -98,8 +99,8 @@ class Scorer:
         return max(1, int(MASKED_BYTES // (4 * images * activations * ALIVE)))
 
     @torch.no_grad()
-    def calibrate(self, plain: Weights, architecture: Architecture, train: Examples) -> Statistics:
-        """Normalisation statistics of a plain network on its client's training images."""
+    def calibrate(self, plain: Weights, architecture: Architecture, train: Examples | ServerImages) -> Statistics:
+        """Normalisation statistics of a plain network on its client's training images, or on the server's."""
         images = self.calibration_images(train)
         statistics = Statistics(rows=len(images))
         self.supernet.forward(images, plain, architecture, statistics)

@@ -1,0 +1,283 @@
+"""HAPFNAS (Yang and Liu, *Heterogeneity-Aware Personalized Federated Neural Architecture Search*, Entropy 2025, 27(7), 759).
+
+Supernet rounds: clients train a knowledge model, the smallest network of the space, with balanced softmax; the server averages these models
+and distils their ensemble's logits, on images of its own without labels, into a supernet that no client trains (sandwich rule). Search: at
+its first training round a client receives the supernet, scores a population within its budget, fits a random forest to the losses, lets
+evolution run on the forest's predictions, and scores the finalists. Training rounds (heteroFedAvg): a client receives its own part of the
+supernet and trains it; every entry becomes the mean over the clients that have it, weighted by examples. So the server knows architectures
+and numbers of examples.
+
+Deviations and decisions. Of the paper, abstract and section titles were at hand; the rest follows its authors' code. That code searches on
+test data and returns one of its first random architectures, because its last evaluation is switched off: here validation data score
+(``protocol = paper``: test data), and the finalists really are scored. Entries that no client has keep their value (code: 0). A client that
+was not there when others searched does so when it is first drawn, or at the end. The budget by size of data is the code's, with the space's
+own smallest and largest network as its ends; ``budget.*`` takes its place. SGD with momentum that starts anew each round (code: Nesterov,
+warm-up, clipping, dropout). Normalisation statistics do not travel: the server measures those of knowledge models on its own images, where
+the code's clients measure them too; clients measure all others on theirs. The final model is fine-tuned as every method's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.boundary import Manifest, Upload
+from fedloom.core.client_site import ClientSite
+from fedloom.core.errors import BadReport, InvalidArchitecture, InvalidConfig
+from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
+from fedloom.core.method import Answer
+from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.server_site import ServerImages
+from fedloom.core.settings import setting
+from fedloom.maths import averaging
+from fedloom.maths.distillation import balanced_softmax, ensemble
+from fedloom.methods.base import METHODS
+from fedloom.spaces.budget import Bounded, Limit, macs_by_data
+from fedloom.supernets.base import Weights
+from fedloom.surrogates.forest import fit_forest
+from fedloom.surrogates.guided import Found, GuidedSearch, Scores
+from fedloom.training.bench import Bench
+from fedloom.training.local import Teacher, Trainer
+
+KNOWLEDGE, SEARCH, SUBNET = "knowledge", "search", "subnet"  # what a client gets: the knowledge model, the supernet to search, its own part
+
+
+@dataclass(frozen=True)
+class HapfnasSettings:
+    supernet_share: float = setting(
+        0.667, "share of the rounds that train the supernet, at least one; the rest train subnets", low=0, high=1
+    )
+    distil_epochs: int = setting(5, "epochs over the server's images after each supernet round", low=1)
+    distil_rate: float = setting(0.1, "learning rate of the supernet; falls over the supernet rounds as training.schedule says", low=0)
+    random_subnets: int = setting(2, "random subnets in each step of the supernet, besides the smallest and the largest", low=0)
+    budget_steps: int = setting(
+        4,
+        "without budget.*: steps by which the limit on macs rises with a client's data, from the smallest network's to the largest's",
+        low=1,
+    )
+    population: int = setting(256, "random architectures that a client scores first: what the predictor learns from", low=2)
+    generations: int = setting(20, "generations of the evolution on predictions; 0 keeps the best of the population", low=0)
+    mutation_size: int = setting(128, "mutants per generation", low=0)
+    crossover_size: int = setting(64, "children of two parents per generation", low=0)
+    mutation: float = setting(0.2, "probability of redrawing a gene of a mutant", low=0, high=1)
+    finalists: int = setting(256, "architectures that are scored at the end, the best by prediction", low=1)
+
+
+@dataclass(frozen=True)
+class HapfnasState:
+    round: int
+    seed: int
+    knowledge: Arrays  # the average knowledge model, a plain network
+    supernet: Arrays
+    architectures: Arrays  # client -> (genes,) choices, of clients that have searched
+    examples: Arrays  # client -> () the latest it reported
+
+
+@METHODS.add(
+    "hapfnas",
+    HapfnasSettings,
+    "HAPFNAS: small models teach the server's supernet, clients search it with a predictor; architectures leave the clients",
+)
+@dataclass(frozen=True)
+class Hapfnas:
+    settings: HapfnasSettings
+    bench: Bench
+
+    uploads: ClassVar[Manifest] = {
+        "update": Upload("what local training changed in the knowledge model, later in the client's subnet", like="weights", part=True),
+        "architecture": Upload("the choices of the network it belongs to: the server cuts the client's part by them", like="architecture"),
+        "examples": Upload("number of training examples, the client's weight in averages", low=1),
+    }
+
+    # -- server ---------------------------------------------------------------
+    def start(self, seed: int) -> HapfnasState:
+        self._images()  # refuses to start without
+        knowledge, supernet = self.bench.initial_network(seed, self._smallest), self.bench.initial_supernet(seed)
+        return HapfnasState(0, seed, frozen(knowledge), frozen(supernet), {}, {})
+
+    def plan(self, state: HapfnasState, clients: Sequence[str]) -> list[Instruction]:
+        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        if state.round < self.supernet_rounds:
+            return [self._message(state, client, TRAIN, KNOWLEDGE, self._smallest, state.knowledge) for client in drawn]
+        return [self._instruct(state, client, TRAIN) for client in drawn]
+
+    def absorb(self, state: HapfnasState, reports: Sequence[Report]) -> HapfnasState:
+        after = replace(state, round=state.round + 1)
+        if not reports:
+            return after
+        counts = [float(report.facts["examples"]) for report in reports]
+        known = {report.client: np.array(count) for report, count in zip(reports, counts, strict=True)}
+        after = replace(after, examples=frozen({**state.examples, **known}))
+        if state.round < self.supernet_rounds:
+            models = [_sum(state.knowledge, _whole(report, state.knowledge)) for report in reports]
+            return replace(after, knowledge=frozen(averaging.fedavg(models, [], counts)), supernet=self._taught(state, models, counts))
+        found = {report.client: report.arrays["architecture"]["choices"] for report in reports}
+        return replace(after, architectures=frozen({**state.architectures, **found}), supernet=self._averaged(state, reports, counts))
+
+    def finished(self, state: HapfnasState) -> bool:
+        return state.round >= self.bench.rounds
+
+    def farewell(self, state: HapfnasState, client: str) -> Instruction:
+        return self._instruct(state, client, FINISH)
+
+    @property
+    def supernet_rounds(self) -> int:
+        return max(1, round(self.settings.supernet_share * self.bench.rounds))
+
+    @property
+    def _smallest(self) -> Architecture:
+        return self.bench.space.named["smallest"]
+
+    def _instruct(self, state: HapfnasState, client: str, action: str) -> Instruction:
+        """The client's own part; the whole supernet to one that has not searched. At the end a part is a network of its own."""
+        known = state.architectures.get(client)
+        if known is None:
+            numbers = [int(count) for count in state.examples.values()]
+            facts = {"fewest": min(numbers, default=0), "most": max(numbers, default=0)}
+            return self._message(state, client, action, SEARCH, self._smallest, state.supernet, **facts)
+        architecture = self.bench.space.canonical(known)
+        cut = self.bench.network_of if action == FINISH else self.bench.part_of
+        return self._message(state, client, action, SUBNET, architecture, cut(state.supernet, architecture))
+
+    def _message(
+        self, state: HapfnasState, client: str, action: str, task: str, architecture: Architecture, weights: Arrays, **facts: int
+    ) -> Instruction:
+        seed = derive_seed(state.seed, state.round, client)
+        arrays = {"weights": weights, "architecture": _choices(architecture)}
+        return Instruction(client, state.round, action, seed, arrays, {"task": task, **facts})
+
+    # -- what the server learns -------------------------------------------------
+    def _images(self) -> ServerImages:
+        images = self.bench.server
+        if images is None or len(images) < 2:
+            raise InvalidConfig(
+                "hapfnas distils on images that the server holds, and it has none. Set split.server=0.1", key="split.server"
+            )
+        return images
+
+    def _taught(self, state: HapfnasState, models: Sequence[Arrays], counts: Sequence[float]) -> Arrays:
+        """The supernet after lessons from these knowledge models. Sandwich rule: the largest subnet learns from them, others from it."""
+        bench, own, space = self.bench, self.settings, self.bench.space
+
+        def sandwich(draw: np.random.Generator) -> list[Architecture]:
+            return [space.named["largest"], self._smallest, *(space.sample(draw) for _ in range(own.random_subnets))]
+
+        rates = bench.rates(state.round, own.distil_epochs, self.supernet_rounds, own.distil_rate)
+        teacher, weights, draw = self._teacher(models, counts), bench.tensors(state.supernet), rng(state.seed, state.round, "distil")
+        taught = bench.arrays(bench.trainer.distil(weights, teacher, sandwich, self._images(), rates, draw))
+        if not all(np.isfinite(array).all() for array in taught.values()):
+            raise InvalidConfig(f"The supernet diverged after round {state.round}. Lower hapfnas.distil_rate", key="hapfnas.distil_rate")
+        return frozen(taught)
+
+    def _teacher(self, models: Sequence[Arrays], counts: Sequence[float]) -> Teacher:
+        """The mean of the models' logits, weighted by examples; their statistics are those of the server's images."""
+        bench = self.bench
+        members = [bench.tensors(model) for model in models]
+        statistics = [bench.scorer.calibrate(member, self._smallest, self._images()) for member in members]
+
+        @torch.no_grad()
+        def teach(images: Tensor) -> Tensor:
+            known = zip(members, statistics, strict=True)
+            return ensemble([bench.supernet.forward(images, member, self._smallest, own) for member, own in known], counts)
+
+        return teach
+
+    def _averaged(self, state: HapfnasState, reports: Sequence[Report], counts: Sequence[float]) -> Arrays:
+        """heteroFedAvg: since all began with the same entries, the mean of trained entries is the entry plus the mean of updates."""
+        updates = [(self._checked(report), report.arrays["update"]) for report in reports]
+        return frozen(self.bench.combined(state.supernet, updates, counts, averaging.coverage))
+
+    def _checked(self, report: Report) -> Architecture:
+        architecture = Architecture(self.bench.space.name, tuple(report.arrays["architecture"]["choices"].tolist()))
+        try:
+            self.bench.space.check(architecture)
+        except InvalidArchitecture as error:
+            raise BadReport(f"{report.client}, round {report.round}: {error}", client=report.client) from error
+        return architecture
+
+    # -- client ---------------------------------------------------------------
+    def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
+        bench, data, final = self.bench, site.data, instruction.action == FINISH
+        task = str(instruction.facts["task"])
+        own: Weights = bench.tensors(instruction.arrays["weights"])
+        architecture = bench.space.canonical(instruction.arrays["architecture"]["choices"])
+        notes, scored = {"knowledge": float(task == KNOWLEDGE)}, 0
+        if task == SEARCH:
+            with site.clock("search"):
+                space = self.allowed(len(data.train), int(instruction.facts["fewest"]), int(instruction.facts["most"]))
+                found = self._search(space, site, own, rng(instruction.seed, "search"))
+            architecture, scored = found.architecture, found.scored
+            notes |= _notes(found, space)
+            own = (bench.supernet.plain if final else bench.supernet.take)(own, architecture)
+        if final:
+            model, diary = bench.personalise(site, architecture, own, instruction.seed)
+            diary = replace(diary, evaluated_architectures=scored, notes=notes)
+            return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
+        with site.clock("train"):
+            rates = self._rates(instruction.round, knowledge=task == KNOWLEDGE)
+            trained = self._trainer.train_network(own, architecture, data.train, rates, rng(instruction.seed, "train"))
+        update = bench.arrays({name: tensor - own[name] for name, tensor in trained.weights.items()})
+        diary, _ = bench.test(site, architecture, trained.weights, trained.macs)
+        arrays = {"update": update, "architecture": _choices(architecture)}
+        report = Report(instruction.client, instruction.round, arrays, {"examples": len(data.train)})
+        return Answer(report, diary=replace(diary, evaluated_architectures=scored, notes=notes))
+
+    @cached_property
+    def _trainer(self) -> Trainer:
+        return Trainer(self.bench.supernet, self.bench.training, self.bench.pixels, balanced_softmax)
+
+    def _rates(self, round: int, knowledge: bool) -> list[float]:
+        """The rate falls once over the supernet rounds, and once more over the training rounds."""
+        first, epochs = self.supernet_rounds, self.bench.training.epochs
+        return self.bench.rates(round, epochs, first) if knowledge else self.bench.rates(round - first, epochs, self.bench.rounds - first)
+
+    # -- search -----------------------------------------------------------------
+    def allowed(self, examples: int, fewest: int, most: int) -> Bounded:
+        """What a client with so many examples may have: the budget that is set, or one by the size of its data among the clients'."""
+        space = self.bench.space
+        if isinstance(space, Bounded):
+            return space
+        limit = macs_by_data(space, examples, fewest, most, self.settings.budget_steps)
+        return Bounded(space, (Limit("macs", limit, lambda architecture: space.cost(architecture).macs, "multiply-accumulates"),))
+
+    def _search(self, space: Bounded, site: ClientSite, supernet: Weights, draw: np.random.Generator) -> Found:
+        """A score is minus the loss on validation data, with weights as they are in the supernet."""
+        bench, own = self.bench, self.settings
+
+        def score(architectures: Sequence[Architecture]) -> Scores:
+            scored = bench.scorer.score_subnets(supernet, architectures, bench.selecting(site.data), site.data.train)
+            return {one.architecture: -one.score.loss for one in scored}
+
+        sizes = (own.population, own.generations, own.mutation_size, own.crossover_size, own.mutation, own.finalists)
+        return GuidedSearch(*sizes).run(space, score, fit_forest, draw)
+
+
+def _notes(found: Found, space: Bounded) -> dict[str, float]:
+    """What a search came to, for the diary: numbers that there are."""
+    notes = {"search_loss": -found.score, "predicted_architectures": float(found.predicted)}
+    notes |= {f"{limit.name}_limit": float(limit.most) for limit in space.limits}
+    notes |= {} if found.agreement is None else {"predictor_rank_correlation": found.agreement}
+    return {name: value for name, value in notes.items() if np.isfinite(value)}
+
+
+def _whole(report: Report, weights: Arrays) -> Arrays:
+    """Its update, which must be of all these weights: the door also lets parts pass."""
+    update = report.arrays["update"]
+    if {name: array.shape for name, array in update.items()} != {name: array.shape for name, array in weights.items()}:
+        raise BadReport(f"{report.client}, round {report.round}: update must be of the whole knowledge model", client=report.client)
+    return update
+
+
+def _choices(architecture: Architecture) -> Arrays:
+    return {"choices": np.array(architecture.choices, np.int32)}
+
+
+def _sum(weights: Arrays, change: Arrays) -> dict[str, np.ndarray]:
+    return {name: array + change[name] for name, array in weights.items()}
