@@ -12,12 +12,15 @@ import torch
 
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import Instruction, Report, payload_bytes
 from fedloom.core.method import Answer
 from fedloom.maths import policy
+from fedloom.methods import perfedrlnas
 from fedloom.spaces.budget import Bounded
 from fedloom.training.local import Trainer
+from fedloom.training.peak import MeasuredPeak
 from played import Played
 
 Tiny = Callable[..., Settings]
@@ -189,6 +192,38 @@ def test_memory_that_really_runs_out_is_survived(played: Played, monkeypatch: py
     monkeypatch.setattr(Trainer, "train_network", full)
     answer = played.answer(sent_to(played, played.state, "client-000"))
     assert not answer.report.facts and not answer.report.arrays and answer.diary.notes["out_of_memory"] == 1
+
+
+def test_measured_memory_decides_what_fits(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Peak:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def megabytes(self) -> float:
+            return 30.0
+
+    monkeypatch.setattr(perfedrlnas, "MeasuredPeak", Peak)
+    played = Played(tiny(OWN, "perfedrlnas.memory_weight=1"))
+    measuring = replace(played.method, settings=replace(played.method.settings, memory="measured"))
+    sent = sent_to(played, played.state, "client-000")
+    played.method = measuring
+    assert on(played, sent, memory_mb=0.1).diary.notes["memory"] == pytest.approx(300)  # not worked out
+    fits, fails = on(played, sent, memory_mb=40.0), on(played, sent, memory_mb=29.0)
+    assert fits.report.facts["memory"] == 0.75 and fits.report.arrays
+    assert not fails.report.facts and not fails.report.arrays and fails.diary.notes["out_of_memory"] == 1
+    with pytest.raises(InvalidConfig, match=r"memory=measured needs a GPU.*memory=analytic"):
+        measuring.start(0)
+
+
+@pytest.mark.gpu
+def test_memory_measured_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    peak = MeasuredPeak(device)
+    kept = torch.empty(1_000_000, device=device)  # 4 MB
+    for _ in range(3):
+        torch.empty(2_000_000, device=device)  # 8 MB, given back each time
+    assert peak.megabytes() == pytest.approx(12.0, rel=0.05)
+    assert MeasuredPeak(device).megabytes() == 0.0 and len(kept) == 1_000_000  # what lay there before does not count
 
 
 def test_policies_learn_what_fits(tiny: Tiny) -> None:

@@ -27,6 +27,7 @@ import torch
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest, Upload
 from fedloom.core.client_site import ClientSite, Diary
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen, payload_bytes
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
@@ -36,6 +37,7 @@ from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
 from fedloom.supernets.base import Weights
 from fedloom.training.bench import Bench
+from fedloom.training.peak import MeasuredPeak
 
 TRIES = 20  # draws before one over budget is reduced instead
 
@@ -51,6 +53,9 @@ class PerFedRLNASSettings:
     )
     memory_weight: float = setting(
         0.0, "reward lost for the share of its memory (hardware.memory_mb) that a client's training takes; 1 is the paper's Eq. 9", low=0
+    )
+    memory: str = setting(
+        "analytic", "how much training takes: worked out, or the peak measured on a GPU", choices=("analytic", "measured")
     )
     memory_baseline: bool = setting(
         True, "memory: count from the mean of all clients' latest shares, as accuracy does; false is Eq. 9 as written, all rewards negative"
@@ -91,6 +96,9 @@ class PerFedRLNAS:
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> PerFedRLNASState:
+        if self.settings.memory == "measured" and self.bench.device.type != "cuda":
+            what = "perfedrlnas.memory=measured needs a GPU: on a CPU nothing says what one training took"
+            raise InvalidConfig(f"{what}. Set perfedrlnas.memory=analytic", key="perfedrlnas.memory")
         return PerFedRLNASState(0, seed, frozen(self.bench.initial_supernet(seed)), {}, {}, {}, {})
 
     def plan(self, state: PerFedRLNASState, clients: Sequence[str]) -> list[Instruction]:
@@ -198,13 +206,19 @@ class PerFedRLNAS:
         if instruction.action == FINISH:
             model, diary = bench.personalise(site, architecture, received, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
-        use = site.hardware.utilisation(bench.training_memory_mb(architecture, _entries(received), len(site.data.train)))
+        needed = bench.training_memory_mb(architecture, _entries(received), len(site.data.train))
+        use, measured = site.hardware.utilisation(needed), self.settings.memory == "measured"
         try:
-            if use > 1:
+            if use > 1 and not measured:
                 raise torch.OutOfMemoryError
+            peak = MeasuredPeak(bench.device) if measured else None
             with site.clock("train"):
                 rates = bench.rates(instruction.round, bench.training.epochs)
                 trained = bench.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
+            if peak is not None:
+                use = site.hardware.utilisation(peak.megabytes())
+                if use > 1:  # the simulating GPU has more than the client
+                    raise torch.OutOfMemoryError
         except torch.OutOfMemoryError:  # simulated or real: this client goes on, with another subnet next time
             diary = Diary(architecture=architecture.id, notes={"out_of_memory": 1.0, "memory": use})
             return Answer(Report(instruction.client, instruction.round), diary=diary)
