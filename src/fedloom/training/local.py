@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -58,6 +58,14 @@ def runs_masked(supernet: Supernet[Any], settings: TrainingSettings, device: tor
 def one_of(archive: Sequence[Architecture]) -> Draw:
     """One subnet per step, drawn evenly from the archive."""
     return lambda rng: [archive[int(rng.integers(len(archive)))]]
+
+
+def gradients(weights: Weights, loss: Callable[[Weights], Tensor]) -> list[Tensor]:
+    """One per weight; zero where the loss does not depend on it."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+    # ``backward`` and not ``grad``, which first looks for the ways to its inputs: with hundreds of small weights that takes time.
+    loss(leaves).backward()
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
 
 
 class Trainer:
@@ -134,10 +142,8 @@ class Trainer:
 
     def _gradients(self, weights: Weights, architecture: Architecture, images: Tensor, labels: Tensor) -> list[Tensor]:
         """One per weight; zero where an architecture lets a weight go to waste (DARTS: an input whose every edge is ``none``)."""
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
-        # ``backward`` and not ``grad``, which first looks for the ways to its inputs: with hundreds of small weights that takes time.
-        self._loss(self.supernet.forward(self.pixels.normalise(images), leaves, architecture), labels).backward()
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
+        pixels = self.pixels.normalise(images)
+        return gradients(weights, lambda leaves: self._loss(self.supernet.forward(pixels, leaves, architecture), labels))
 
     def _masked_gradients(self, weights: Weights, genes: Tensor, sizes: Sequence[int], images: Tensor, labels: Tensor) -> list[Tensor]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
@@ -172,8 +178,8 @@ class Trainer:
     def _steps(self, examples: Examples) -> int:
         return len(examples) // self._batch(examples)
 
-    def batches(self, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Equal batches in a new order each epoch; the few examples that do not fill a batch sit that epoch out."""
+    def batches(self, examples: Examples, rates: Iterable[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Equal batches in a new order each epoch, one epoch per rate; the few examples that do not fill a batch sit that epoch out."""
         batch = self._batch(examples)
         for rate in rates:
             order = torch.as_tensor(rng.permutation(len(examples)), device=examples.labels.device)
