@@ -38,9 +38,7 @@ def decide_edges(kept: Kept, due: int, score: Score, draw: np.random.Generator) 
     return kept, tried
 
 
-def prune_nodes(
-    kept: Kept, targets: Sequence[int], due: int, score: Score, draw: np.random.Generator, inputs: int = 2
-) -> tuple[Kept, int]:
+def prune_nodes(kept: Kept, targets: Sequence[int], due: int, score: Score, draw: np.random.Generator, inputs: int = 2) -> tuple[Kept, int]:
     """Random nodes of each kind of cell lose input edges until ``due`` have but so many: one edge after the other, each time the one
     without which accuracy is highest. targets: the node that each edge leads to. Also how many mixtures were scored."""
     kept, tried, target = kept.copy(), 0, np.array(targets)

@@ -78,14 +78,22 @@ class Trainer:
         self._masks: dict[tuple[Architecture, ...], Tensor] = {}
 
     def train_network(
-        self, plain: Weights, architecture: Architecture, examples: Examples, rates: Sequence[float], rng: np.random.Generator
+        self,
+        plain: Weights,
+        architecture: Architecture,
+        examples: Examples,
+        rates: Sequence[float],
+        rng: np.random.Generator,
+        after_epoch: Callable[[Weights], None] | None = None,
     ) -> Trained:
-        """One learning rate per epoch. Every entry of ``plain`` is trained."""
+        """One learning rate per epoch. Every entry of ``plain`` is trained. after_epoch: sees the weights, which move on afterwards."""
         batch, steps = self._batch(examples), len(rates) * self._steps(examples)
         self._workplaces.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
         place = self._workplace("network", plain, architecture)
-        for images, labels, rate in self.batches(examples, rates, rng):
+        for step, (images, labels, rate) in enumerate(self.batches(examples, rates, rng), 1):
             place.run(partial(self._network_step, architecture), batch, images, labels, rate)
+            if after_epoch and step % self._steps(examples) == 0:
+                after_epoch(place.weights.views)
         return self._trained(place.weights.unpacked(), Counter({architecture: steps}), batch)
 
     def _network_step(self, architecture: Architecture, place: Workplace, images: Tensor, labels: Tensor, rate: Tensor | float) -> None:
