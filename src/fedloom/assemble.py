@@ -253,7 +253,7 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
     if facts != _fingerprint(dataset):
         cure = f"Put the original back in {settings.data.folder}"
         raise InvalidData(f"The data set {dataset.name} is not the one this run began with. {cure}", dataset=dataset.name)
-    return Split.from_arrays(dict(arrays))
+    return Split.from_arrays(dict(arrays), own_tests=settings.split.test > 0)
 
 
 def _so_far(store: Store) -> tuple[float, bool]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble import new_run, resume_run
+from fedloom.assemble import new_run, reopen_run, resume_run
 from fedloom.config import Settings, load
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import InvalidConfig
@@ -19,7 +19,7 @@ from fedloom.core.messages import payload_bytes
 from fedloom.core.seeds import rng
 from fedloom.engine.run import Watcher
 from fedloom.maths.perturbation import decided
-from fedloom.methods.spider import Own, Spider
+from fedloom.methods.spider import Own, Spider, SpiderSettings
 from fedloom.training.mixtures import Mixtures
 from played import Played
 from support import everything as everything_in
@@ -313,6 +313,23 @@ def test_what_it_is_not_defined_on_is_refused(tiny: Tiny) -> None:
         Played(tiny(OWN, "budget.parameters=1e9"))
     with pytest.raises(InvalidConfig, match=r"spider.prune leaves edges out, and .* no operation none .* Set darts.operations=s2n"):
         Played(tiny(OWN, "spider.prune=true"))
+
+
+def test_the_papers_setting() -> None:
+    settings = load("spider-cifar10")
+    assert (settings.clients, settings.participants, settings.rounds, settings.protocol) == (8, 8, 1000, "clean")
+    assert settings.components["darts"].operations == "s2" and settings.training.finetune_epochs == 0
+    assert settings.components["spider"] == SpiderSettings()  # the defaults are the paper's
+    assert load("spider-cifar100").data.name == "cifar100"
+    assert replace(load("spider-cifar100"), data=settings.data) == settings
+
+
+def test_tests_of_their_own_survive_a_resume(tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
+    settings = tiny(OWN, "split.rule=label", "split.alpha=5", "split.test=0.2", "split.validation=0.25")
+    new_run(settings, tmp_path / "run", nobody)
+    federation = reopen_run(tmp_path / "run").federation
+    sizes = [len(part) for part in vars(federation.data_of("client-000")).values()]
+    assert [round(size / sum(sizes), 2) for size in sizes] == [0.6, 0.2, 0.2]
 
 
 def test_a_source_may_say_more_for_a_method(tmp_path: Path) -> None:
