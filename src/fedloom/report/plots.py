@@ -43,10 +43,10 @@ def plot_lines(rows: Sequence[Sequence[Panel]], horizontal: str, vertical: str) 
                 place.set_title(panel.title)
                 place.set_xlabel(horizontal)
                 place.grid(alpha=0.3)
-                place.margins(y=0.15 if panel.marks else None)  # room for their names
                 for name, where in panel.marks.items():
                     place.axvline(where, color="#999999", linewidth=0.8)
-                    place.annotate(name, (where, 1), xycoords=("data", "axes fraction"), xytext=(2, -9), textcoords="offset points", size=8)
+                    beside = {"xytext": (2, -3), "textcoords": "offset points", "rotation": 90, "va": "top", "size": 8}
+                    place.annotate(name, (where, 1), xycoords=("data", "axes fraction"), **beside)
             places[0].set_ylabel(panels[0].vertical or vertical)
         for row in axes if any(panel.vertical for panels in rows for panel in panels) else axes[:1]:
             row[0].legend()
