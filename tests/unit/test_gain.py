@@ -43,6 +43,7 @@ def test_gains_by_hand() -> None:
     matrix = np.array([[0.8, 0.6, 0.7], [0.5, 0.5, 0.9], [0.3, 0.6, 0.9]])
     assert personal_gains(matrix).tolist() == pytest.approx([0.15, -0.2, 0.45])
     assert personal_gains(matrix[:2, :2]).tolist() == pytest.approx([0.2, 0.0])
+    assert personal_gains(np.full((3, 3), 1 / 3)).tolist() == [0.0, 0.0, 0.0]  # and not nearly
 
 
 # -- a run --------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ def personal_gains(accuracies: Numbers) -> Numbers:
 
     accuracies: (clients, clients) p_ij, of client j's architecture on client i's data; two clients or more.
     """
-    own = np.diagonal(accuracies)
-    others = (accuracies.sum(1) - own) / (len(accuracies) - 1)
-    gains: Numbers = own - others
+    lead = np.diagonal(accuracies)[:, None] - accuracies  # zero on the diagonal
+    gains: Numbers = lead.sum(1) / (len(accuracies) - 1)
     return gains
