@@ -205,7 +205,7 @@ def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:
     dataset, device = read(settings.data), _device(settings)
     bench = replace(make_bench(settings, dataset, device), start={name: torch.tensor(array) for name, array in start.items()})
     method = METHODS[settings.method].make(settings.components[settings.method], bench)
-    return method, Federation(dataset, Split.from_arrays(dict(split)), device).data_of
+    return method, Federation(dataset, Split.from_arrays(dict(split), own_tests=settings.split.test > 0), device).data_of
 
 
 # -- parts ------------------------------------------------------------------------
@@ -275,8 +275,9 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
     if facts != _fingerprint(dataset):
         cure = f"Put the original back in {settings.data.folder}"
         raise InvalidData(f"The data set {dataset.name} is not the one this run began with. {cure}", dataset=dataset.name)
-    split = Split.from_arrays(dict(arrays))
-    if np.isin(np.concatenate([split.train, split.validation]), reserved(settings.split, len(dataset.train), settings.seed)).any():
+    split = Split.from_arrays(dict(arrays), own_tests=settings.split.test > 0)
+    held = np.concatenate([split.train, split.validation, *([split.test] if split.own_tests else [])])
+    if np.isin(held, reserved(settings.split, len(dataset.train), settings.seed)).any():
         what = "clients hold images that are the server's by split.server and seed: one of them was changed. Put back what config.toml had"
         raise DamagedRun(f"{store.folder}: {what}", folder=str(store.folder))
     return split

@@ -22,7 +22,7 @@ import fedloom
 from fedloom import compare as comparison
 from fedloom import config, workshop
 from fedloom.analyses.commands import app as analyse
-from fedloom.analyses.commands import join
+from fedloom.analyses.commands import gain, join
 from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
@@ -55,6 +55,7 @@ app = typer.Typer(
 )
 app.add_typer(analyse, name="analyse")
 app.command()(join)
+app.command()(gain)
 console = Console()
 
 

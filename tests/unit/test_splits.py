@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom import config
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.data.readers import Dataset, Pool
 from fedloom.data.splits import PARTS, RULES, Federation, Split, SplitSettings, make_split, reserved, server_images
@@ -37,6 +38,58 @@ def test_every_rule_gives_every_client_enough_and_leaks_nothing(rule: str) -> No
         both = np.concatenate([split.train, split.validation])
         assert len(np.unique(both)) == len(both)
         assert len(np.unique(split.test)) == len(split.test)
+
+
+# -- tests from a client's own share --------------------------------------------------------------------
+def test_spiders_split_is_60_20_20_of_the_training_images_alone() -> None:
+    settings = config.load("spider-cifar10")
+    labels = np.repeat(np.arange(10), 5000)
+    split = make_split(settings.split, labels, np.repeat(np.arange(10), 1000), settings.clients, settings.seed)
+    assert split.own_tests and split.clients == 8
+    assert sum(len(getattr(split, part)) for part in PARTS) == 50_000
+    assert len(np.unique(np.concatenate([split.train, split.validation, split.test]))) == 50_000
+    for client in range(8):
+        sizes = np.array([len(split.part(part, client)) for part in PARTS])
+        assert np.abs(sizes / sizes.sum() - [0.6, 0.2, 0.2]).max() < 2 / sizes.sum()
+        shares = class_counts([split.part(part, client) for part in PARTS], labels, 10) / sizes[:, None]
+        assert np.abs(shares - shares[0]).max() < 10 / sizes[1]  # the same classes everywhere
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "plato"])
+def test_own_tests_are_images_that_nobody_trains_on(rule: str) -> None:
+    split = split_of(rule, test=0.2)
+    every = np.concatenate([split.train, split.validation, split.test])
+    assert len(np.unique(every)) == len(every)
+    assert Split.from_arrays(split.to_arrays(), own_tests=True).own_tests
+    twice = {**split.to_arrays(), "test": np.concatenate([split.train[:1], split.test[1:]])}
+    with pytest.raises(InvalidData, match="one image twice in train, validation and test"):
+        Split.from_arrays(twice, own_tests=True)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "plato"])
+def test_own_tests_and_the_servers_images_are_apart(rule: str) -> None:
+    split = split_of(rule, test=0.2, server=0.1)
+    every = np.concatenate([split.train, split.validation, split.test])
+    kept = reserved(SplitSettings(server=0.1), len(TRAIN), 0)
+    assert len(np.unique(every)) == len(every) and len(kept) and not np.isin(every, kept).any()
+    for client in range(split.clients):  # the labels are those of the images that were meant
+        classes = [set(TRAIN[split.part(part, client)].tolist()) for part in ("train", "test")]
+        assert classes[1] <= classes[0] | set(TRAIN[split.part("validation", client)].tolist())
+
+
+def test_own_tests_are_cut_from_the_training_pool() -> None:
+    def pool(labels: np.ndarray, shade: int) -> Pool:
+        return Pool(np.full((len(labels), 1, 2, 2), shade, np.uint8), labels)
+
+    dataset = Dataset("two shades", tuple("abcde"), pool(TRAIN, 1), pool(TEST, 2), (0.5,), (0.5,))
+    for share, shade in ((0.2, 1), (0.0, 2)):
+        data = Federation(dataset, split_of("label", test=share), "cpu").data_of("client-003")
+        assert data.test.images.unique().tolist() == [shade] and data.train.images.unique().tolist() == [1]
+
+
+def test_own_tests_and_overlapping_clients_do_not_go_together() -> None:
+    with pytest.raises(InvalidConfig, match=r"plato .* Set split\.test=0"):
+        split_of("plato", test=0.2)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,4 +1,4 @@
-"""The commands: `fedloom analyse figure3 RUN`, `costs RUN`, `pace RUN…`, `memory RUN` and `policies RUN`, and `fedloom join RUN`."""
+"""The commands `fedloom analyse …`, `fedloom join RUN` and `fedloom gain RUN`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from rich.table import Table
 
 from fedloom.analyses.costs import MEASURING, SMALL, Costs, Spread, costs
 from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, Source, check_run, compare
+from fedloom.analyses.gain import EPOCHS, gain_of
 from fedloom.analyses.join import check_run as check_joinable
 from fedloom.analyses.join import join as join_run
 from fedloom.analyses.memory import memory_use
 from fedloom.analyses.pace import Moment, reached
 from fedloom.analyses.pace import pace as pace_of
+from fedloom.analyses.phases import Stage, beginnings
+from fedloom.analyses.phases import phases as phases_of
 from fedloom.analyses.policies import policy_likeness
 from fedloom.assemble import Reopened, reopen_run, saved_settings
+from fedloom.core.errors import Interrupted
 from fedloom.core.result import mean_and_std
 from fedloom.engine.store import Store
 from fedloom.files import write_file
 from fedloom.generator.shelf import load_generator
-from fedloom.report.plots import Panel, plot_lines
+from fedloom.report.plots import Panel, plot_lines, plot_matrix
 
-SCHEMA, JOIN_SCHEMA, PACE_SCHEMA = "fedloom.figure3/1", "fedloom.join/1", "fedloom.pace/1"
+SCHEMA, JOIN_SCHEMA, PACE_SCHEMA, PHASES_SCHEMA = "fedloom.figure3/1", "fedloom.join/1", "fedloom.pace/1", "fedloom.phases/1"
 MEMORY_SCHEMA, POLICIES_SCHEMA = "fedloom.memory/1", "fedloom.policies/1"
 SHOWN = {DIFFUSION: "diffusion + RBF", EVOLUTION: "crossover and mutation", EVOLUTION_RBF: "crossover and mutation + RBF"}
 
@@ -97,6 +101,89 @@ def pace_(
 def _when(moments: Sequence[Moment], accuracy: float) -> str:
     moment = reached(moments, accuracy)
     return "never" if moment is None else f"{moment.seconds:.2f} (round {moment.round})"
+
+
+@app.command("phases")
+def phases_(
+    folder: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    out: Annotated[Path | None, typer.Option(help="the folder for phases.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """Accuracy, decided edges and memory of a run of spider, round by round, with its three phases (SPIDER, Fig. 6)."""
+    stages, target = phases_of(Store(folder), saved_settings(folder).method), out or folder / "analyses"
+    begun = beginnings(stages)
+    told = {"schema": PHASES_SCHEMA, "phases": begun, "rounds": [asdict(stage) for stage in stages]}
+    text = json.dumps(told, indent=2)
+    for ending, content in {"json": f"{text}\n".encode(), **_phase_pictures(stages, begun)}.items():
+        write_file(target / f"phases.{ending}", content)
+    if as_json:
+        print(text)
+        return
+    table = Table("round", "phase", "validation", "test", "decided edges", "absent edges", "peak MB", "local step MB")
+    for stage in stages:
+        numbers = [
+            f"{stage.validation_accuracy:.2%}",
+            f"{stage.test_accuracy:.2%}",
+            f"{stage.decided_edges:.1f}",
+            f"{stage.absent_edges:.1f}",
+        ]
+        table.add_row(str(stage.round), str(stage.phase), *numbers, f"{stage.peak_memory_mb:.2f}", f"{stage.local_step_mb:.2f}")
+    console.print(table)
+    _print(", ".join(f"{name} from round {number} on" for name, number in begun.items()))
+    _print(f"{target}/phases.svg, .png and .json")
+
+
+def _phase_pictures(stages: Sequence[Stage], begun: dict[str, int]) -> dict[str, bytes]:
+    def panel(vertical: str, scale: float, **lines: str) -> Panel:
+        values = {name: [scale * getattr(stage, item) for stage in stages] for name, item in lines.items()}
+        places = {name: [stage.round for stage in stages] for name in lines}
+        return Panel("", values, places, vertical=vertical, marks=begun)
+
+    accuracy = panel("accuracy in %", 100, validation="validation_accuracy", test="test_accuracy")
+    edges = panel("edges", 1, decided="decided_edges", absent="absent_edges")
+    memory = panel("memory in MB", 1, peak="peak_memory_mb", local="local_step_mb")
+    return plot_lines([[accuracy], [edges], [memory]], "round", "")
+
+
+def gain(
+    folder: RunFolder,
+    epochs: Annotated[int, typer.Option(min=1, help="of fine-tuning, of which the best counts")] = EPOCHS,
+    start: Annotated[
+        str, typer.Option(help="weights it starts from: personal (the other client's own) or shared (the supernet's)")
+    ] = "personal",
+    rate: Annotated[float | None, typer.Option(min=0, help="learning rate; the first of training.finetune_rates if not said")] = None,
+    clients: Annotated[int, typer.Option(min=0, help="only the first so many clients; 0 is all")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    out: Annotated[Path | None, typer.Option(help="the folder for gain.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """What architectures of their own are worth: every client's network fine-tuned at every client of a finished run (SPIDER, Eq. 6).
+
+    Every accuracy is written down as it comes: the same command goes on where it was stopped.
+    """
+    work, target = gain_of(reopen_run(folder), clients, epochs, rate, start), out or folder / "analyses"
+    watching = Console(stderr=True) if as_json else console
+
+    def show(done: int, of: int, i: str, j: str, accuracy: float) -> None:
+        watching.print(f"{done}/{of}: {j}'s network at {i}: {accuracy:.2%}", highlight=False, soft_wrap=True, markup=False)
+
+    try:
+        table = work.measure(target / "gain.json", show)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped. The same command goes on with what is in {target}/gain.json") from None
+    names = [f"{client} (gain {100 * own:+.1f})" for client, own in zip(work.clients, table["gains"], strict=True)]
+    matrix = [[100 * accuracy for accuracy in row] for row in table["accuracies"]]
+    for ending, content in plot_matrix(matrix, names, work.clients, "whose architecture", "whose data").items():
+        write_file(target / f"gain.{ending}", content)
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return
+    shown = Table("client", "own architecture", "others', mean", "gain, points")
+    for client, row, own in zip(work.clients, table["accuracies"], table["gains"], strict=True):
+        accuracy = row[work.clients.index(client)]
+        shown.add_row(client, f"{accuracy:.2%}", f"{accuracy - own:.2%}", f"{100 * own:+.2f}")
+    console.print(shown)
+    _print(f"gain of {work.run.settings.method}, mean over clients: {100 * table['gain']:+.2f} points")
+    _print(f"{target}/gain.svg, .png and .json")
 
 
 def join(

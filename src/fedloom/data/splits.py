@@ -35,6 +35,9 @@ class SplitSettings:
         choices=RULES,
     )
     alpha: float = setting(0.3, "Dirichlet concentration of label, client and plato: smaller means clients differ more", low=0.001)
+    test: float = setting(
+        0.0, "share of a client's images of the training pool that are its test images; 0 takes them from the test pool", low=0, high=0.5
+    )
     validation: float = setting(0.1, "share of a client's training images held out for selection", low=0.01, high=0.5)
     minimum: int = setting(10, "label: training images every client has at least, validation included", low=3)
     size: int = setting(600, "plato: training images per client, validation included", low=3)
@@ -45,7 +48,10 @@ class SplitSettings:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Positions in the training pool (train, validation) and the test pool (test), all clients in one flat array each."""
+    """Positions in the training pool (train, validation) and the test pool (test), all clients in one flat array each.
+
+    With ``own_tests`` test images come from the training pool too: they are images a client did not train on.
+    """
 
     train: npt.NDArray[np.int32]
     train_offsets: Positions  # (clients + 1,): client c owns train[offsets[c]:offsets[c + 1]]
@@ -53,6 +59,7 @@ class Split:
     validation_offsets: Positions
     test: npt.NDArray[np.int32]
     test_offsets: Positions
+    own_tests: bool = False
 
     @property
     def clients(self) -> int:
@@ -70,8 +77,8 @@ class Split:
         return {name: getattr(self, name) for part in PARTS for name in (part, f"{part}_offsets")}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Split:
-        """The split that ``to_arrays`` described; checks everything that can be checked without the data set."""
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], own_tests: bool = False) -> Split:
+        """The split that ``to_arrays`` described; checks everything that can be checked without the data set. Settings know own_tests."""
         expected = {name for part in PARTS for name in (part, f"{part}_offsets")}
         if set(arrays) != expected:
             odd = ", ".join(sorted(set(arrays) ^ expected))
@@ -84,9 +91,12 @@ class Split:
         if len({len(arrays[f"{part}_offsets"]) for part in PARTS}) != 1:
             raise InvalidData("Damaged split: train, validation and test are for different numbers of clients")
         typed: dict[str, Any] = {name: arrays[name].astype(np.int64 if name.endswith("_offsets") else np.int32) for name in expected}
-        split = cls(**typed)
-        train = np.concatenate([_owned(split.train, split.train_offsets), _owned(split.validation, split.validation_offsets)])
-        for part, owned in (("train and validation", train), ("test", _owned(split.test, split.test_offsets))):
+        split = cls(**typed, own_tests=own_tests)
+        train, validation, test = (_owned(getattr(split, part), getattr(split, f"{part}_offsets")) for part in PARTS)
+        pools = [("train and validation", np.concatenate([train, validation])), ("test", test)]
+        if own_tests:
+            pools = [("train, validation and test", np.concatenate([train, validation, test]))]
+        for part, owned in pools:
             if len(np.unique(owned)) != len(owned):
                 raise InvalidData(f"Damaged split: a client holds one image twice in {part}", part=part)
         return split
@@ -114,13 +124,18 @@ def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Label
     pool = np.setdiff1d(np.arange(len(train_labels)), reserved(settings, len(train_labels), seed))
     train_labels = train_labels[pool]
     disjoint = settings.rule != "plato"
+    if settings.test and not disjoint:
+        raise InvalidConfig("Under split.rule=plato a client's test images would be others' training images. Set split.test=0", key="split")
     if len(train_labels) < (3 * clients if disjoint else 3) or len(test_labels) < (clients if disjoint else 1):
         raise InvalidData(
             f"{clients} clients need at least 3 training images and 1 test image each; "
             f"there are {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data",
             clients=clients,
         )
-    if disjoint:
+    if settings.test:
+        owned, own_tests = _own_tests(settings, train_labels, _disjoint(settings, train_labels, clients, seed), seed)
+        tests = [pool[own] for own in own_tests]
+    elif disjoint:
         owned = _disjoint(settings, train_labels, clients, seed)
         tests = partition.matching_test(owned, train_labels, test_labels, rng(seed, "split", "test"), at_least=1)
     else:
@@ -139,7 +154,14 @@ def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Label
                 client=int(sizes.argmin()),
                 part=which,
             )
-    return Split(*_flat(trains), *_flat(validations), *_flat(tests))
+    return Split(*_flat(trains), *_flat(validations), *_flat(tests), own_tests=settings.test > 0)
+
+
+def _own_tests(settings: SplitSettings, labels: Labels, owned: Sequence[Positions], seed: int) -> tuple[list[Positions], list[Positions]]:
+    """What is left of every client's images, and its test images: about the same share of each of its classes."""
+    parts = [partition.stratified_holdout(labels[own], settings.test, rng(seed, "split", "own test", c)) for c, own in enumerate(owned)]
+    left, held_out = zip(*parts, strict=True)
+    return [own[some] for own, some in zip(owned, left, strict=True)], [own[some] for own, some in zip(owned, held_out, strict=True)]
 
 
 def _disjoint(settings: SplitSettings, labels: Labels, clients: int, seed: int) -> list[Positions]:
@@ -194,7 +216,8 @@ class Federation(Private):
     """All clients of a simulation: the pools lie on the device once, a client's tensors are cut from them when asked for."""
 
     def __init__(self, dataset: Dataset, split: Split, device: torch.device | str) -> None:
-        for part, pool in (("train", dataset.train), ("validation", dataset.train), ("test", dataset.test)):
+        tested = dataset.train if split.own_tests else dataset.test
+        for part, pool in (("train", dataset.train), ("validation", dataset.train), ("test", tested)):
             if getattr(split, part).max() >= len(pool):
                 raise InvalidData(
                     f"The split was made for another data set: its {part} part goes up to image {getattr(split, part).max()}, "
@@ -208,7 +231,7 @@ class Federation(Private):
         self.names = [f"client-{client:0{width}d}" for client in range(split.clients)]
         self._number_of = {name: client for client, name in enumerate(self.names)}
         train = _on_device(dataset.train.images, dataset.train.labels, self.device)
-        test = _on_device(dataset.test.images, dataset.test.labels, self.device)
+        test = train if split.own_tests else _on_device(dataset.test.images, dataset.test.labels, self.device)
         self._pools = {"train": train, "validation": train, "test": test}
 
     def data_of(self, name: str) -> ClientData:

@@ -2,7 +2,7 @@
 
 28 genes: the edges of the normal cell, then those of the reduction cell. Channels, the number of cells and the input size
 make instances of any scale; the gene list is the same for all of them. ``operations = "s2"`` is the two-operation space of
-SPIDER (Mushtaq et al., TMLR 2024).
+SPIDER (Mushtaq et al., TMLR 2024), ``"s2n"`` the same with ``none``, for edges that are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedloom.spaces.base import SPACES, CellGraph, Cost, Gene, Genes, ImageShape
 from fedloom.spaces.convolutions import halved
 from fedloom.spaces.genotype import CONCATENATED, EDGES, INPUTS, KINDS, NODES, OPERATIONS, STATES, Genotype
 
-SETS = {"full": OPERATIONS, "s2": ("skip_connect", "sep_conv_3x3")}
+SETS = {"full": OPERATIONS, "s2": ("skip_connect", "sep_conv_3x3"), "s2n": ("none", "skip_connect", "sep_conv_3x3")}
 STEM = 3  # times the channels
 # The cells the paper found on CIFAR-10 with its second-order method.
 DARTS_V2 = (
@@ -37,7 +37,9 @@ DARTS_V2 = (
 class DARTSSettings:
     channels: int = setting(16, "channels of a node in the first cells, an even number; doubled at each reduction", low=2, high=512)
     cells: int = setting(8, "number of cells; those after one and two thirds are reduction cells", low=3, high=64)
-    operations: str = setting("full", "operations to choose from: all eight, or s2 (skip and 3x3 separable)", choices=("full", "s2"))
+    operations: str = setting(
+        "full", "operations to choose from: all eight, s2 (skip and 3x3 separable), or s2n (s2 and none)", choices=("full", "s2", "s2n")
+    )
     input_size: int = setting(0, "side in pixels that images are resized to inside the network; 0 keeps them as they are", low=0, high=1024)
 
     @classmethod
@@ -150,9 +152,9 @@ class DARTS(SearchSpace):
             return self._architecture([[op if a < INPUTS else elsewhere for a, _ in EDGES] for op in (normal, reduction)])
 
         full = self.settings.operations == "full"
-        largest = "sep_conv_5x5" if full else "sep_conv_3x3"
+        largest, elsewhere = "sep_conv_5x5" if full else "sep_conv_3x3", "none" if "none" in self.operations else "skip_connect"
         named = {
-            "smallest": everywhere("skip_connect", *(("avg_pool_3x3", "none") if full else ("skip_connect", "skip_connect"))),
+            "smallest": everywhere("skip_connect", "avg_pool_3x3" if full else "skip_connect", elsewhere),
             "medium": everywhere("sep_conv_3x3", "sep_conv_3x3", "skip_connect"),
             "largest": everywhere(largest, largest, largest),
         }
@@ -178,7 +180,7 @@ class DARTS(SearchSpace):
         """The architecture with these operations, and ``none`` on all other edges."""
         if "none" not in self.operations:
             chosen = self.settings.operations
-            raise InvalidArchitecture(f"A genotype leaves edges out, which darts.operations={chosen} cannot. Use darts.operations=full")
+            raise InvalidArchitecture(f"A genotype leaves edges out, which darts.operations={chosen} cannot. Use full or s2n")
         return self._architecture(genotype.operations)
 
     def genotype(self, architecture: Architecture) -> Genotype:

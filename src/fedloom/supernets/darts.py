@@ -24,7 +24,11 @@ from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
 from fedloom.supernets.elastic import EPS, Statistics, batch_norm, pointwise
 
 WHOLE = slice(None)
+SMALL = 2**15  # numbers in a state up to which a few grouped kernels take less time (on a CPU down to half) than many single ones
+LEAVING = tuple(tuple(number for number, (source, _) in enumerate(EDGES) if source == state) for state in range(INPUTS + NODES))
+Made = tuple[int, Tensor]  # an edge, and what it adds to the node that it leads to
 Edge = Callable[[Cell, int, Tensor], Tensor | None]  # what edge number … of a cell makes of its source; None for nothing
+Leaving = Callable[[Cell, int, Tensor], list[Made]]  # what the edges that leave state number … of a cell make of it
 Run = Callable[[Part, Tensor], Tensor]
 
 
@@ -73,32 +77,37 @@ class DARTSSupernet(Supernet[DARTS]):
             name = chosen[cell.kind][number]
             return None if name == "none" else run(cell.operations[number][name], x)
 
-        return self._network(resized(images, self.space.settings.input_size), weights, run, edge)
+        return self._network(resized(images, self.space.settings.input_size), weights, run, one_by_one(edge))
 
     def mixture(
         self,
         images: Tensor,
         weights: Weights,
-        coefficients: Tensor,
+        coefficients: Tensor | None = None,
         statistics: Statistics | None = None,
         present: npt.NDArray[np.bool_] | None = None,
     ) -> Tensor:
         """(n, classes) logits when every edge adds up all its operations, each times its coefficient; gradients reach both.
 
-        coefficients: (2, 14, operations) for the normal and the reduction cell, in the order of ``space.operations``. DARTS
-        gives the softmax of its architecture parameters. SPIDER gives ones, and says by ``present``, of the same shape, which operations
-        are left: the others are not run at all.
+        coefficients: (2, 14, operations) for the normal and the reduction cell, in the order of ``space.operations``; without them all
+        are one, as in SPIDER. DARTS gives the softmax of its architecture parameters. present, of the same shape, says which operations
+        are left: the others are not run at all. An operation that several edges do to one state runs once for all of them.
         """
 
         def run(part: Part, x: Tensor) -> Tensor:
             return run_part(part, x, weights, statistics)
 
-        def edge(cell: Cell, number: int, x: Tensor) -> Tensor | None:
-            row = coefficients[cell.kind, number]
-            there = [k for k in self._computing if present is None or present[cell.kind, number, k]]
-            return _sum([row[k] * run(self._part(cell, number, k), x) for k in there]) if there else None
+        def leaving(cell: Cell, source: int, x: Tensor) -> list[Made]:
+            made: dict[int, list[Tensor]] = {number: [] for number in LEAVING[source]}
+            for k in self._computing:
+                numbers = [number for number in made if present is None or present[cell.kind, number, k]]
+                parts = [self._part(cell, number, k) for number in numbers]
+                together = run_parts(parts, x, weights) if statistics is None else [run(part, x) for part in parts]
+                for number, y in zip(numbers, together, strict=True):
+                    made[number].append(y if coefficients is None else coefficients[cell.kind, number, k] * y)
+            return [(number, _sum(terms)) for number, terms in made.items() if terms]
 
-        return self._network(resized(images, self.space.settings.input_size), weights, run, edge)
+        return self._network(resized(images, self.space.settings.input_size), weights, run, leaving)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         """The mixture whose coefficients are one for the chosen operation and zero for all others, which leave no statistics."""
@@ -117,14 +126,14 @@ class DARTSSupernet(Supernet[DARTS]):
                 made = torch.where(row[k], run_part(self._part(cell, number, k), x, weights, statistics, row[k]), made)
             return cast(Tensor, made)
 
-        return self._network(images, weights, run, edge)
+        return self._network(images, weights, run, one_by_one(edge))
 
-    def _network(self, images: Tensor, weights: Weights, run: Run, edge: Edge) -> Tensor:
+    def _network(self, images: Tensor, weights: Weights, run: Run, leaving: Leaving) -> Tensor:
         """The skeleton: how cells and nodes are connected."""
         before = last = run(self.space.stem, images)
         for cell in self.space.cells:
             inputs = [run(part, x) for part, x in zip(cell.inputs, (before, last), strict=True)]
-            before, last = last, _cell(inputs, cell.stride, lambda number, x, cell=cell: edge(cell, number, x))  # type: ignore[misc]
+            before, last = last, _cell(inputs, cell.stride, lambda source, x, cell=cell: leaving(cell, source, x))  # type: ignore[misc]
         return F.linear(last.mean((2, 3)), weights["classifier.weight"], weights["classifier.bias"])
 
     @property
@@ -143,20 +152,28 @@ class DARTSSupernet(Supernet[DARTS]):
         return PlainDARTS(self.space, architecture)
 
 
-def _cell(inputs: Sequence[Tensor], stride: int, edge: Callable[[int, Tensor], Tensor | None]) -> Tensor:
+def one_by_one(edge: Edge) -> Leaving:
+    def leaving(cell: Cell, source: int, x: Tensor) -> list[Made]:
+        made = [(number, edge(cell, number, x)) for number in LEAVING[source]]
+        return [(number, y) for number, y in made if y is not None]
+
+    return leaving
+
+
+def _cell(inputs: Sequence[Tensor], stride: int, leaving: Callable[[int, Tensor], list[Made]]) -> Tensor:
     """Every node is the sum of its edges, zero without any; the output is all nodes side by side."""
-    nothing = torch.zeros_like(inputs[0][:, :, ::stride, ::stride])
+    arriving: list[list[Tensor]] = [[] for _ in range(INPUTS + NODES)]  # at each state, in the order of the edges
     states = list(inputs)
-    for node in range(INPUTS, INPUTS + NODES):
-        made = [edge(number, states[source]) for number, (source, target) in enumerate(EDGES) if target == node]
-        states.append(_sum([part for part in made if part is not None], nothing))
+    for state in range(INPUTS + NODES):
+        if state >= INPUTS:
+            # made anew for every empty node
+            states.append(_sum(arriving[state]) if arriving[state] else torch.zeros_like(inputs[0][:, :, ::stride, ::stride]))
+        for number, y in leaving(state, states[state]):
+            arriving[EDGES[number][1]].append(y)
     return torch.cat(states[INPUTS:], 1)
 
 
-def _sum(terms: Sequence[Tensor], nothing: Tensor | None = None) -> Tensor:
-    if not terms:
-        assert nothing is not None
-        return nothing
+def _sum(terms: Sequence[Tensor]) -> Tensor:
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -184,6 +201,39 @@ def run_part(part: Part, x: Tensor, weights: Weights, statistics: Statistics | N
             mask = None if present is None else present.expand(layer.outputs)
             x = batch_norm(x, weights.get(f"{name}.weight"), weights.get(f"{name}.bias"), name, statistics, mask)
     return x
+
+
+def run_parts(parts: Sequence[Part], x: Tensor, weights: Weights) -> Sequence[Tensor]:
+    """One operation on several edges that leave one state, normalised by the moments of ``x`` as in training.
+
+    What has no weights is the same on all edges and runs once. Elsewhere, on small maps, channels of all edges lie side by side as groups.
+    """
+    if parts and not parts[0].shapes:
+        return [run_part(parts[0], x, weights, None)] * len(parts)
+    if len(parts) < 2 or x.numel() > SMALL:
+        return [run_part(part, x, weights, None) for part in parts]
+    many, apart = len(parts), False  # apart: x has channels of its own for every edge
+
+    def side_by_side(name: str) -> Tensor:
+        return torch.cat([weights[f"{part.name}.{name}.weight"] for part in parts])
+
+    for layer in parts[0].layers:
+        if layer.kind == "rectify":
+            x = F.relu(x)
+        elif layer.kind == "halve":  # the first convolution of its operation: all edges read the same
+            even, odd = _halves(x)
+            halves = pointwise(even, side_by_side(f"{layer.name}.even")), pointwise(odd, side_by_side(f"{layer.name}.odd"))
+            x, apart = torch.cat([half.unflatten(1, (many, -1)) for half in halves], 2).flatten(1, 2), True
+        elif layer.kind == "convolve":
+            x, apart = x if apart else x.repeat(1, many, 1, 1), True
+            if layer.kernel == 1:  # a product with zeros off the diagonal takes half the time of a grouped convolution
+                x = pointwise(x, torch.block_diag(*side_by_side(layer.name).flatten(1).chunk(many))[..., None, None])
+            else:
+                reach = layer.dilation * (layer.kernel // 2)
+                x = F.conv2d(x, side_by_side(layer.name), None, layer.stride, reach, layer.dilation, many * layer.groups)
+        else:
+            x = batch_norm(x, None, None, layer.name, None)
+    return x.chunk(many, 1)
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,10 +273,10 @@ class PlainCell(nn.Module):
                 self.add_module(self.edges[number], nn.Sequential(OrderedDict({name: _modules(part)})))
 
     def forward(self, before: Tensor, last: Tensor) -> Tensor:
-        def edge(number: int, x: Tensor) -> Tensor | None:
-            return self.get_submodule(self.edges[number])(x) if number in self.edges else None
+        def leaving(source: int, x: Tensor) -> list[Made]:
+            return [(number, self.get_submodule(self.edges[number])(x)) for number in LEAVING[source] if number in self.edges]
 
-        return _cell([self.input0(before), self.input1(last)], self.stride, edge)
+        return _cell([self.input0(before), self.input1(last)], self.stride, leaving)
 
 
 class Halve(nn.Module):

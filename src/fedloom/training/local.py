@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -66,6 +66,14 @@ def one_of(archive: Sequence[Architecture]) -> Draw:
     return lambda rng: [archive[int(rng.integers(len(archive)))]]
 
 
+def gradients(weights: Weights, loss: Callable[[Weights], Tensor]) -> list[Tensor]:
+    """One per weight; zero where the loss does not depend on it."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+    # ``backward`` and not ``grad``, which first looks for the ways to its inputs: with hundreds of small weights that takes time.
+    loss(leaves).backward()
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
+
+
 class Trainer:
     """Trains weights on examples. ``train_network`` moves a plain network, ``train_supernet`` the regions of drawn subnets, ``distil``
     the same on images without labels."""
@@ -77,14 +85,22 @@ class Trainer:
         self._masks: dict[tuple[Architecture, ...], Tensor] = {}
 
     def train_network(
-        self, plain: Weights, architecture: Architecture, examples: Examples, rates: Sequence[float], rng: np.random.Generator
+        self,
+        plain: Weights,
+        architecture: Architecture,
+        examples: Examples,
+        rates: Sequence[float],
+        rng: np.random.Generator,
+        after_epoch: Callable[[Weights], None] | None = None,
     ) -> Trained:
-        """One learning rate per epoch. Every entry of ``plain`` is trained."""
+        """One learning rate per epoch. Every entry of ``plain`` is trained. after_epoch: sees the weights, which move on afterwards."""
         batch, steps = self._batch(examples), len(rates) * self._steps(examples)
         self._workplaces.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
         place = self._workplace("network", plain, architecture)
-        for images, labels, rate in self.batches(examples, rates, rng):
+        for step, (images, labels, rate) in enumerate(self.batches(examples, rates, rng), 1):
             place.run(partial(self._network_step, architecture), batch, images, labels, rate)
+            if after_epoch and step % self._steps(examples) == 0:
+                after_epoch(place.weights.views)
         return self._trained(place.weights.unpacked(), Counter({architecture: steps}), batch)
 
     def _network_step(self, architecture: Architecture, place: Workplace, images: Tensor, labels: Tensor, rate: Tensor | float) -> None:
@@ -163,10 +179,8 @@ class Trainer:
 
     def _gradients(self, weights: Weights, architecture: Architecture, images: Tensor, labels: Tensor) -> list[Tensor]:
         """One per weight; zero where an architecture lets a weight go to waste (DARTS: an input whose every edge is ``none``)."""
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
-        # ``backward`` and not ``grad``, which first looks for the ways to its inputs: with hundreds of small weights that takes time.
-        self._loss(self.supernet.forward(self.pixels.normalise(images), leaves, architecture), labels).backward()
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
+        pixels = self.pixels.normalise(images)
+        return gradients(weights, lambda leaves: self._loss(self.supernet.forward(pixels, leaves, architecture), labels))
 
     def _masked_gradients(self, weights: Weights, genes: Tensor, sizes: Sequence[int], images: Tensor, labels: Tensor) -> list[Tensor]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
@@ -201,14 +215,14 @@ class Trainer:
     def _steps(self, examples: Sized) -> int:
         return len(examples) // self._batch(examples)
 
-    def batches(self, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Equal batches in a new order each epoch; the few examples that do not fill a batch sit that epoch out."""
+    def batches(self, examples: Examples, rates: Iterable[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Equal batches in a new order each epoch, one epoch per rate; the few examples that do not fill a batch sit that epoch out."""
         for images, order, rate in self._epochs(examples.images, rates, rng):
             labels = examples.labels[order]
             for part in self._parts(examples):
                 yield images[part], labels[part], rate
 
-    def _epochs(self, images: Tensor, rates: Sequence[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
+    def _epochs(self, images: Tensor, rates: Iterable[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
         """All images in a new order each epoch, augmented; which they are, and the epoch's rate."""
         for rate in rates:
             order = torch.as_tensor(rng.permutation(len(images)), device=images.device)
