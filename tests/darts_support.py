@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
-from fedloom.spaces.base import ImageShape
+from fedloom.spaces.base import ImageShape, SearchSpace
 from fedloom.spaces.darts import DARTS, DARTSSettings
-from fedloom.spaces.genotype import EDGES, OPERATIONS
+from fedloom.spaces.genotype import EDGES, INPUTS, OPERATIONS
 from fedloom.supernets.darts import DARTSSupernet
 
 TINY = DARTSSettings.tiny()
@@ -28,6 +28,19 @@ def tiny_supernet(size: int = 8, **changes: Any) -> DARTSSupernet:
 
 def with_operations(space: DARTS, normal: str, reduction: str) -> Architecture:
     return Architecture("darts", tuple(space.operations.index(name) for name in (normal, reduction) for _ in EDGES))
+
+
+def connected(space: SearchSpace, architecture: Architecture) -> Architecture:
+    """Of ``operations=s2n``, with a skip where a node does not read an input of its cell; others as they are.
+
+    One edge in three is ``none`` there: nodes are often empty, and what reads them has nothing to learn from. And no operation halves a map
+    for nothing, so that cheapest would be a network which is cut off from its images.
+    """
+    if not isinstance(space, DARTS) or space.settings.operations != "s2n":
+        return architecture
+    skip = space.operations.index("skip_connect")
+    inputs = [skip if source < INPUTS else 0 for source, _ in EDGES] * 2
+    return replace(architecture, choices=tuple(map(max, architecture.choices, inputs)))
 
 
 def one_hot(architecture: Architecture, operations: int = 8) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from darts_support import connected
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.seeds import rng
@@ -209,7 +210,7 @@ def test_named_architectures_are_valid_and_in_order_of_cost(space: SearchSpace) 
     smallest, medium, largest = (space.cost(space.named[name]) for name in ("smallest", "medium", "largest"))
     assert smallest.parameters < medium.parameters < largest.parameters
     assert smallest.macs < medium.macs < largest.macs
-    for architecture in some(space):
+    for architecture in [connected(space, one) for one in some(space)]:
         cost = space.cost(architecture)
         assert smallest.parameters <= cost.parameters <= largest.parameters
         assert smallest.macs <= cost.macs <= largest.macs

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from darts_support import connected
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
@@ -101,7 +102,7 @@ def test_nothing_outside_the_regions_is_read(supernet: Supernet[Any]) -> None:
 def test_gradients_reach_every_region_and_nothing_else(supernet: Supernet[Any]) -> None:
     images = images_of(supernet, 16)
     labels = torch.arange(16) % supernet.space.image.classes
-    for architecture in some(supernet):
+    for architecture in [connected(supernet.space, one) for one in some(supernet)]:
         weights = {name: tensor.requires_grad_() for name, tensor in weights_of(supernet).items()}
         own = supernet.take(weights, architecture)
         # With fixed statistics; those of the batch take a constant shift away again, and with it its gradient.
