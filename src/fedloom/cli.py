@@ -21,8 +21,8 @@ from rich.table import Table
 import fedloom
 from fedloom import compare as comparison
 from fedloom import config, workshop
+from fedloom.analyses.client_commands import gain, join
 from fedloom.analyses.commands import app as analyse
-from fedloom.analyses.commands import gain, join
 from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean

@@ -1,0 +1,29 @@
+"""What the commands that look at runs share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedloom.files import write_file
+
+console = Console()
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
+PrintJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def write(target: Path, name: str, facts: Mapping[str, Any], pictures: Mapping[str, bytes], quiet: bool = False) -> None:
+    """NAME.json, .svg and .png in the folder ``target``."""
+    for ending, content in {"json": (json.dumps(facts, indent=2) + "\n").encode(), **pictures}.items():
+        write_file(target / f"{name}.{ending}", content)
+    if not quiet:
+        say(f"{target}/{name}.svg, .png and .json")
