@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="key=value")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    sys.path = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]  # `import ray` is not this file
+    sys.path = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]  # ray is not this file
     engines = {"inline": ["inline.threads=1"], "ray": ["engine=ray", f"ray.workers={arguments.workers}"]}
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(arguments.repeats):
