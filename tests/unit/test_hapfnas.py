@@ -246,6 +246,19 @@ def test_a_budget_that_is_set_takes_its_place(tiny: Tiny, played: Played) -> Non
         assert space.cost(Architecture.parse(answer.diary.architecture)).macs <= limit
 
 
+def test_tiers_may_have_limits_of_their_own(tiny: Tiny, played: Played) -> None:
+    space = played.method.bench.space
+    least, middle = (space.cost(space.named[name]).macs for name in ("smallest", "medium"))
+    own = Played(tiny(OWN, f"hapfnas.macs=[{least}, {middle}]"))
+    assert [own.method.allowed(30, 20, 60, tier).limits[0].most for tier in (0, 1)] == [least, middle]
+    with pytest.raises(InvalidConfig, match=r"2 limits, but there is a tier 2\. Give one for each tier, or one for all"):
+        own.method.allowed(30, 20, 60, 2)
+    same = Played(tiny(OWN, f"hapfnas.macs=[{middle}]")).method
+    assert {same.allowed(30, 20, 60, tier).limits[0].most for tier in range(3)} == {middle}
+    with pytest.raises(InvalidConfig, match="is too little for mobilenetv3"):
+        Played(tiny(OWN, f"hapfnas.macs=[{middle}, {least - 1}]"))
+
+
 def test_what_a_client_finds_keeps_its_budget(tiny: Tiny) -> None:
     """Clients of different sizes; the note says what each was allowed."""
     for seed in range(2):

@@ -62,6 +62,9 @@ class HapfnasSettings:
         "without budget.*: steps by which the limit on macs rises with a client's data, from the smallest network's to the largest's",
         low=1,
     )
+    macs: tuple[float, ...] = setting(
+        (), "limits on macs instead of those by data: one for each tier of clients (hardware.*), or one for all", low=1
+    )
     population: int = setting(256, "random architectures that a client scores first: what the predictor learns from", low=2)
     generations: int = setting(20, "generations of the evolution on predictions; 0 keeps the best of the population", low=0)
     mutation_size: int = setting(128, "mutants per generation", low=0)
@@ -99,6 +102,8 @@ class Hapfnas:
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> HapfnasState:
         self._images()  # refuses to start without
+        for limit in self.settings.macs:
+            self._within(limit)  # or with limits that nothing keeps
         knowledge, supernet = self.bench.initial_network(seed, self._smallest), self.bench.initial_supernet(seed)
         return HapfnasState(0, seed, frozen(knowledge), frozen(supernet), {}, {})
 
@@ -211,7 +216,8 @@ class Hapfnas:
         notes, scored = {"knowledge": float(task == KNOWLEDGE)}, 0
         if task == SEARCH:
             with site.clock("search"):
-                space = self.allowed(len(data.train), int(instruction.facts["fewest"]), int(instruction.facts["most"]))
+                fewest, most = (int(instruction.facts[name]) for name in ("fewest", "most"))
+                space = self.allowed(len(data.train), fewest, most, site.hardware.tier)
                 found = self._search(space, site, own, rng(instruction.seed, "search"))
             architecture, scored = found.architecture, found.scored
             notes |= _notes(found, space)
@@ -239,13 +245,21 @@ class Hapfnas:
         return self.bench.rates(round, epochs, first) if knowledge else self.bench.rates(round - first, epochs, self.bench.rounds - first)
 
     # -- search -----------------------------------------------------------------
-    def allowed(self, examples: int, fewest: int, most: int) -> Bounded:
-        """What a client with so many examples may have: the budget that is set, or one by the size of its data among the clients'."""
-        space = self.bench.space
+    def allowed(self, examples: int, fewest: int, most: int, tier: int = 0) -> Bounded:
+        """What a client may have: the budget that is set, its tier's, or one by the size of its data among the clients'."""
+        space, limits = self.bench.space, self.settings.macs
         if isinstance(space, Bounded):
             return space
-        limit = macs_by_data(space, examples, fewest, most, self.settings.budget_steps)
-        return Bounded(space, (Limit("macs", limit, lambda architecture: space.cost(architecture).macs, "multiply-accumulates"),))
+        if not limits:
+            return self._within(macs_by_data(space, examples, fewest, most, self.settings.budget_steps))
+        if len(limits) > 1 and tier >= len(limits):
+            cure = "Give one for each tier, or one for all"
+            raise InvalidConfig(f"hapfnas.macs has {len(limits)} limits, but there is a tier {tier}. {cure}", key="hapfnas.macs")
+        return self._within(limits[tier % len(limits)])
+
+    def _within(self, macs: float) -> Bounded:
+        space = self.bench.space.whole if isinstance(self.bench.space, Bounded) else self.bench.space
+        return Bounded(space, (Limit("macs", macs, lambda architecture: space.cost(architecture).macs, "multiply-accumulates"),))
 
     def _search(self, space: Bounded, site: ClientSite, supernet: Weights, draw: np.random.Generator) -> Found:
         """A score is minus the loss on validation data, with weights as they are in the supernet."""
