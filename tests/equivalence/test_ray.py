@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.errors import ClientFailed, InvalidConfig
-from fedloom.engine.ray import RaySettings, workers
+from fedloom.engine.ray import ENVIRONMENT, RaySettings, workers
 from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
 
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """One for all tests: a run joins the one its process is connected to, and leaves it as it is."""
+    os.environ.update(ENVIRONMENT)
     import ray
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1")
@@ -34,7 +36,10 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize("method", [entry.name for entry in METHODS])
+QUICK = ("perfedsde", "hapfnas")  # with memories and populations, and with a server that computes: the others in `make slow`
+
+
+@pytest.mark.parametrize("method", [pytest.param(e.name, marks=[] if e.name in QUICK else pytest.mark.slow) for e in METHODS])
 def test_ray_gives_what_one_process_gives(
     method: str, cluster: None, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path
 ) -> None:
@@ -48,6 +53,7 @@ def test_ray_gives_what_one_process_gives(
             assert one[name] == other[name], name
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_under_ray(cluster: None, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path) -> None:
     class Stop(Exception):
         pass

@@ -22,6 +22,11 @@ from fedloom.core.method import Method
 from fedloom.core.settings import setting
 from fedloom.engine.visit import Books, Visited, visit
 
+ENVIRONMENT = {  # before Ray is imported
+    "RAY_USAGE_STATS_ENABLED": "0",  # tells nobody
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without a GPU leaves the environment as it is
+    "RAY_worker_niceness": "0",  # otherwise workers wait for everything else on the machine
+}
 Simulation = tuple[Method[Any], Callable[[str], ClientData]]  # the method, and a client's data by name
 
 
@@ -102,8 +107,8 @@ def understood(client: str = "") -> Iterator[None]:
 @contextmanager
 def workers(settings: RaySettings, gpus: bool, begin: Callable[[], Simulation]) -> Iterator[list[Any]]:
     """Actors that are ready; they end with the block, and so does the cluster if it was started for them."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells nobody
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker without a GPU leaves the environment as it is
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError as error:
