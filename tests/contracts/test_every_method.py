@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,16 @@ def federation() -> Federation:
     return Federation(few, split, "cpu")
 
 
-WORLDS = [f"{method.name} on {space.name}" for method in METHODS for space in SPACES if defined(method.make, space.name)]
+def worlds() -> Iterator[Any]:
+    """Every method on every space. CI takes the flagship everywhere and the others on one space each; `make slow` has the rest."""
+    for method in METHODS:
+        own = sorted((space.name for space in SPACES if defined(method.make, space.name)), key=lambda name: name != "mobilenetv3")
+        for number, space in enumerate(own):
+            marks = [pytest.mark.slow] if number and method.name != "perfedsde" else []
+            yield pytest.param(f"{method.name} on {space}", marks=marks, id=f"{method.name} on {space}")
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=worlds())
 def world(request: pytest.FixtureRequest, federation: Federation) -> World:
     method_name, space_name = request.param.split(" on ")
     entry = METHODS[method_name]

@@ -19,12 +19,16 @@ from kills import content, disk
 from nets import weights_of
 from support import Fedloom
 
-spaces = pytest.mark.parametrize("space", [entry.name for entry in SPACES])
+
+def marks(space: str) -> list[pytest.MarkDecorator]:
+    """What differs little from space to space CI tries on one of them, `make slow` on the others."""
+    return [] if space == "mobilenetv3" else [pytest.mark.slow]
 
 
+spaces = pytest.mark.parametrize("space", [pytest.param(entry.name, marks=marks(entry.name)) for entry in SPACES])
 CASES = [
     *((entry.name, "", space.name) for entry in METHODS for space in SPACES if space.name in getattr(entry.make, "spaces", (space.name,))),
-    *(("perfedsde", limit, space.name) for limit in ("budget", "weights") for space in SPACES),
+    *(pytest.param("perfedsde", limit, space.name, marks=marks(space.name)) for limit in ("budget", "weights") for space in SPACES),
 ]
 
 

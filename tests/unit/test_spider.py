@@ -324,6 +324,7 @@ def test_the_papers_setting() -> None:
     assert replace(load("spider-cifar100"), data=settings.data) == settings
 
 
+@pytest.mark.slow
 def test_tests_of_their_own_survive_a_resume(tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
     settings = tiny(OWN, "split.rule=label", "split.alpha=5", "split.test=0.2", "split.validation=0.25")
     new_run(settings, tmp_path / "run", nobody)
