@@ -28,7 +28,7 @@ from fedloom.core.client_site import ClientMemory
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import TRAIN, Instruction, Report
 from fedloom.core.method import Answer
-from fedloom.engine.ray import RayLink, RaySettings, workers
+from fedloom.engine.ray import RayLink, RaySettings, cluster, workers
 from fedloom.engine.visit import Visited
 
 RESULT = Path(__file__).parent / "results" / "ray.json"
@@ -100,7 +100,8 @@ def main() -> None:
             times[name].append(seconds)
             print(f"{name:7} {seconds:.2f} s", flush=True)
         assert found["inline"] == found["ray"], found
-    with workers(RaySettings(workers=arguments.workers), False, lambda: (Idle(), lambda name: None)) as made:  # type: ignore[arg-type, return-value]
+    own = RaySettings(workers=arguments.workers)
+    with cluster(own, False), workers(own, False, lambda: (Idle(), lambda name: None)) as made:  # type: ignore[arg-type, return-value]
         link = RayLink(["client-0"], NoBooks(), made)  # type: ignore[arg-type]
         tasks = {f"{size} MB": statistics.median(idle(link, size) for _ in range(5)) for size in (0, 25)}
     ratios = [inline / ray for inline, ray in zip(times["inline"], times["ray"], strict=True)]

@@ -8,7 +8,7 @@ import subprocess
 import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split, reserved, server_images
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.loop import Link
-from fedloom.engine.ray import RayLink, Simulation, workers
+from fedloom.engine.ray import RayLink, Simulation, cluster, workers
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store
 from fedloom.engine.visit import Books
@@ -126,8 +126,14 @@ def free_folder(name: str) -> Path:
 
 
 def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) -> RunResult:
-    dataset = read(settings.data)  # before the folder is touched: most mistakes show here
     device = _device(settings)
+    ready = cluster(settings.components["ray"], device.type == "cuda") if settings.engine == "ray" else nullcontext()
+    with ready:  # before the folder is touched, like all that may be refused
+        return _federate(settings, store, watcher, resumed, device)
+
+
+def _federate(settings: Settings, store: Store, watcher: Watcher, resumed: bool, device: torch.device) -> RunResult:
+    dataset = read(settings.data)  # before the folder is touched: most mistakes show here
     bench = make_bench(settings, dataset, device)
     surroundings = environment(device)
     if settings.weights:

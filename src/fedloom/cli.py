@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -123,7 +124,7 @@ def compare(
         list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of all methods; seed is the first seed")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="how many seeds, each with a split of its own")] = 1,
-    jobs: Annotated[int, typer.Option(min=0, help="how many runs at a time; 0 is one per core, or one if there is a GPU")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="how many runs at a time; 0 is one per core, or one with a GPU or Ray")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Run several methods on the same splits and compare them client by client.
@@ -133,7 +134,9 @@ def compare(
     """
     source, changes = _source(source, overrides)
     jobs = jobs or comparison.usual_jobs(config.load(source, changes))
-    runs = comparison.plan(source, changes, [method.strip() for method in methods.split(",")], seeds)
+    names = [method.strip() for method in methods.split(",")]
+    runs = comparison.plan(source, changes, names, seeds)
+    own = comparison.own_settings(source, changes, names)
     watching = Console(stderr=True) if as_json else console
     try:
         with LiveRuns(watching, [run.name for run in runs]) as view:
@@ -143,13 +146,14 @@ def compare(
     results = comparison.collect(runs, failures)
     card = comparison_card(results)
     card["folder"] = str(runs[0].folder.parent)
+    card["own_settings"] = [asdict(one) for one in own]
     card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
     if as_json:
         print(json.dumps(card, indent=2))
     elif len(failures) < len(runs):
         console.print(comparison_table(card))
         _print(comparison_notes(card))
-        for warning in comparison.stale(results):
+        for warning in [*map(str, own), *comparison.stale(results)]:
             _print(warning)
         _print(f"The runs are in {card['folder']}, in a folder for each method and seed")
     if failures:

@@ -11,7 +11,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -66,7 +66,7 @@ def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int
     common = config.load(source, changes)
     for method in methods:
         METHODS[method]  # refuses what there is not
-    _refuse_other_splits(source, changes, methods)
+    _refuse_other_splits(own_settings(source, changes, methods), source)
     base = Path(common.run.folder) if common.run.folder else Path("runs") / f"compare-{Path(source).stem}"
     runs = []
     for seed in range(common.seed, common.seed + seeds):
@@ -77,18 +77,42 @@ def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int
     return runs
 
 
-def _refuse_other_splits(source: str, changes: Sequence[str], methods: Sequence[str]) -> None:
-    """Where a source says something for one method alone that would divide the images in another way."""
-    splits = {method: asdict(config.load(source, [*changes, f"method={method}"]).split) for method in methods}
-    for method, split in splits.items():
-        for key, value in split.items():
-            first = splits[methods[0]][key]
-            if value != first:
-                raise InvalidConfig(
-                    f"{source} has split.{key}={first} for {methods[0]} and split.{key}={value} for {method}, so their clients would "
-                    f"hold different images. Say which it is for all of them, such as split.{key}={value}",
-                    key=f"split.{key}",
-                )
+@dataclass(frozen=True)
+class OwnSetting:
+    """What a source says for one method alone ([when.METHOD]), where the first method has something else. Settings of methods themselves
+    are none: no two methods share them."""
+
+    method: str
+    key: str
+    value: Any
+    first: str  # the method that is compared to
+    usual: Any  # what that one has
+
+    def __str__(self) -> str:
+        return f"{self.method} ran with {self.key}={self.value}, {self.first} with {self.usual}"
+
+
+def own_settings(source: str, changes: Sequence[str], methods: Sequence[str]) -> list[OwnSetting]:
+    flat = {method: _flat(config.load(source, [*changes, f"method={method}"])) for method in methods}
+    first, *others = methods
+    named = {entry.name for entry in METHODS}
+    return [
+        OwnSetting(method, key, value, first, flat[first][key])
+        for method in others
+        for key, value in flat[method].items()
+        if value != flat[first][key] and key != "method" and key.partition(".")[0] not in named
+    ]
+
+
+def _refuse_other_splits(own: Sequence[OwnSetting], source: str) -> None:
+    """Clients that hold other images under another method cannot be compared."""
+    for one in own:
+        if one.key.startswith("split."):
+            raise InvalidConfig(
+                f"{source} has {one.key}={one.usual} for {one.first} and {one.key}={one.value} for {one.method}, so their clients would "
+                f"hold different images. Say which it is for all of them, such as {one.key}={one.value}",
+                key=one.key,
+            )
 
 
 def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
@@ -123,8 +147,8 @@ def _flat(settings: Settings) -> dict[str, Any]:
 
 def usual_jobs(settings: Settings) -> int:
     """As many processes as this one may use cores; one where they would share a GPU."""
-    gpu = settings.components["inline"].device != "cpu" and torch.cuda.is_available()
-    return 1 if gpu else usable_cores()
+    gpu = settings.components[settings.engine].device != "cpu" and torch.cuda.is_available()
+    return 1 if gpu or settings.engine == "ray" else usable_cores()  # Ray takes all cores for one run
 
 
 def usable_cores() -> int:

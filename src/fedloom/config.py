@@ -87,7 +87,11 @@ def load(source: str | None, overrides: Sequence[str] = ()) -> Settings:
     if not isinstance(special, dict) or not all(isinstance(own, dict) for own in special.values()):
         raise InvalidConfig(f"{source}: when must hold tables by the names of methods, such as [when.spider]", key="when")
     method = said.get("method", table.get("method", Settings.method))
-    return from_table(table_of(overrides, _laid_over(table, special.get(method, {}) if isinstance(method, str) else {})))
+    settings = from_table(table_of(overrides, _laid_over(table, special.get(method, {}) if isinstance(method, str) else {})))
+    for name in special:
+        if name not in METHODS.entries:  # known only now that plugins are
+            raise InvalidConfig(f"{source}: [when.{name}] names no method. {did_you_mean(name, list(METHODS.entries))}", key=f"when.{name}")
+    return settings
 
 
 def table_of(overrides: Sequence[str], table: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.errors import ClientFailed, InvalidConfig
-from fedloom.engine.ray import ENVIRONMENT, RaySettings, workers
+from fedloom.engine.ray import ENVIRONMENT, RaySettings, _refuse_silence, workers
 from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
 
@@ -112,12 +113,28 @@ def test_what_goes_wrong_in_a_worker(how: str, error: type[Exception], said: str
 
 
 def test_a_cluster_without_room_is_refused(cluster: None, tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
-    """Ray itself would wait for ever."""
+    """Ray itself would wait for ever. The folder stays as it was: the same command can be given again."""
     with pytest.raises(InvalidConfig, match=r"3 workers need 3 CPUs, but the cluster has 2\. Lower ray\.workers"):
         new_run(tiny("engine=ray", "ray.workers=3"), tmp_path / "run", nobody)
+    assert not (tmp_path / "run").exists()
 
 
-def test_no_cluster_and_no_ray_are_refused(tiny: Tiny, nobody: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:port", "127.0.0.1:99999", "no-such-host.invalid:6379"])
+def test_an_address_where_nothing_listens_is_refused_at_once(address: str) -> None:
+    """Ray itself would try for minutes."""
+    with pytest.raises(InvalidConfig, match=rf"Nothing answers at ray\.address={address} .*ray start --head"):
+        _refuse_silence(address)
+
+
+def test_an_address_where_something_listens_is_left_to_ray() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        _refuse_silence(f"127.0.0.1:{server.getsockname()[1]}")
+    for address in ("", "auto", "ray://127.0.0.1:1"):
+        _refuse_silence(address)
+
+
+def test_a_missing_ray_is_refused(tiny: Tiny, nobody: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InvalidConfig, match=r"engine=ray needs Ray.*pip install 'fedloom\[ray\]'"):
         new_run(tiny("engine=ray"), tmp_path / "run", nobody)
+    assert not (tmp_path / "run").exists()

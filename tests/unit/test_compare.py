@@ -161,6 +161,7 @@ def test_one_run_per_core_and_one_on_a_gpu(tiny: Callable[..., Settings], monkey
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5})
     assert compare.usual_jobs(tiny("inline.device=cpu")) == 3
     assert compare.usual_jobs(tiny("inline.device=auto")) == 1
+    assert compare.usual_jobs(tiny("engine=ray", "ray.device=cpu")) == 1  # it takes all cores for one run
 
 
 # -- processes --------------------------------------------------------------------------------------------
@@ -283,6 +284,20 @@ def test_numbers_by_hand() -> None:
     assert re.search(r"fedavg +70.0 ± 10.0 +7.1 +10 +3.0 +-5.0 \[-42.9, \+32.9\] ", table) and "…" not in table
     notes = comparison_notes(card)
     assert "the mean of 2 seeds" in notes and "(2–4 pairs)" in notes and "95% Student t interval" in notes
+
+
+def test_what_a_source_says_for_one_method_alone_is_told(
+    orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path
+) -> None:
+    orders({})
+    special = tmp_path / "special.toml"
+    special.write_text(tiny_file.read_text() + "\n[when.local]\nrounds = 1\n[when.local.local]\nepochs = 2\n")
+    told = fedloom_("compare", special, "--methods", "fedavg,local")
+    assert told.code == 0 and "local ran with rounds=1, fedavg with 2" in told.out and "epochs" not in told.out
+    plain = fedloom_("compare", special, "rounds=1", "run.folder=same", "--methods", "fedavg,local")
+    assert plain.code == 0 and "ran with" not in plain.out
+    card = json.loads(fedloom_("compare", special, "run.folder=third", "--methods", "fedavg,local", "--json").out)
+    assert card["own_settings"] == [{"method": "local", "key": "rounds", "value": 1, "first": "fedavg", "usual": 2}]
 
 
 def test_one_client_and_failures() -> None:

@@ -344,6 +344,9 @@ def test_a_source_may_say_more_for_a_method(tmp_path: Path) -> None:
     assert load(str(source), [OWN, "rounds=9"]).rounds == 9  # what is said last wins
     source.write_text('method = "spider"\n[when.spider]\nspace = "darts"\n')
     assert load(str(source)).space == "darts"
+    source.write_text("[when.spidr]\nrounds = 7\n")
+    with pytest.raises(InvalidConfig, match=r"\[when\.spidr\] names no method\. Did you mean 'spider'\?"):
+        load(str(source))
     source.write_text("when = 3\n")
     with pytest.raises(InvalidConfig, match="when must hold tables by the names of methods"):
         load(str(source))

@@ -9,6 +9,7 @@ so that a run is the same as with ``engine = inline`` and as many threads.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -105,8 +106,8 @@ def understood(client: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def workers(settings: RaySettings, gpus: bool, begin: Callable[[], Simulation]) -> Iterator[list[Any]]:
-    """Actors that are ready; they end with the block, and so does the cluster if it was started for them."""
+def cluster(settings: RaySettings, gpus: bool) -> Iterator[None]:
+    """A connection to a cluster that has room; one that was started here ends with the block."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -116,26 +117,34 @@ def workers(settings: RaySettings, gpus: bool, begin: Callable[[], Simulation]) 
     joined = ray.is_initialized()
     if not joined:
         _connect(settings)
-    made: list[Any] = []
     try:
-        count = settings.workers or _slots(settings, gpus)
-        share = {"num_cpus": settings.threads, "num_gpus": 1 / settings.per_gpu if gpus else 0}
-        _check_room(count, share, _resources())
-        actor = ray.remote(**share)(Worker)
-        made = [actor.remote(begin) for _ in range(count)]
+        _check_room(_count(settings, gpus), _share(settings, gpus), _resources())
+        yield
+    finally:
+        if not joined:
+            ray.shutdown()
+
+
+@contextmanager
+def workers(settings: RaySettings, gpus: bool, begin: Callable[[], Simulation]) -> Iterator[list[Any]]:
+    """Actors of the connected cluster that are ready; they end with the block."""
+    import ray
+
+    actor = ray.remote(**_share(settings, gpus))(Worker)
+    made = [actor.remote(begin) for _ in range(_count(settings, gpus))]
+    try:
         with understood():
             ray.get([worker.ready.remote() for worker in made])
         yield made
     finally:
         for worker in made:
             ray.kill(worker)
-        if not joined:
-            ray.shutdown()
 
 
 def _connect(settings: RaySettings) -> None:
     import ray
 
+    _refuse_silence(settings.address)
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not settings.address:  # on this machine, where nobody else can reach it
         slots = max(settings.workers * settings.threads, os.cpu_count() or 1)
@@ -147,15 +156,33 @@ def _connect(settings: RaySettings) -> None:
         raise InvalidConfig(f"{where}: {one_line(error)}", key="ray.address") from error
 
 
+def _refuse_silence(address: str) -> None:
+    """Ray itself would try an address where nothing listens for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address:  # auto, ray://…
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError, OverflowError) as error:
+        cure = "Start Ray there (ray start --head), or leave ray.address out"
+        raise InvalidConfig(f"Nothing answers at ray.address={address} ({one_line(error)}). {cure}", key="ray.address") from error
+
+
 def _resources() -> dict[str, float]:
     import ray
 
     return dict(ray.cluster_resources())
 
 
-def _slots(settings: RaySettings, gpus: bool) -> int:
+def _share(settings: RaySettings, gpus: bool) -> dict[str, float]:
+    """What one worker takes."""
+    return {"num_cpus": settings.threads, "num_gpus": 1 / settings.per_gpu if gpus else 0}
+
+
+def _count(settings: RaySettings, gpus: bool) -> int:
+    """How many workers; as many as the cluster has room for unless the settings say."""
     found = _resources()
-    return max(1, int(found.get("GPU", 0) * settings.per_gpu if gpus else found.get("CPU", 1) // settings.threads))
+    return settings.workers or max(1, int(found.get("GPU", 0) * settings.per_gpu if gpus else found.get("CPU", 1) // settings.threads))
 
 
 def _check_room(count: int, share: Mapping[str, float], found: Mapping[str, float]) -> None:
