@@ -50,7 +50,8 @@ def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
     store = Store(folder)
     _refuse_used(folder)  # before the data set is read
     if settings.data.name != "digits":  # a resume may start in another directory
-        settings = replace(settings, data=replace(settings.data, folder=str(Path(settings.data.folder).absolute())))
+        server = str(Path(settings.data.server).absolute()) if settings.data.server else ""
+        settings = replace(settings, data=replace(settings.data, folder=str(Path(settings.data.folder).absolute()), server=server))
     if settings.weights:
         settings = replace(settings, weights=str(Path(settings.weights).absolute()))
     settings = replace(settings, components=_full_paths(settings.components))
@@ -96,10 +97,10 @@ def reopen_run(folder: Path) -> Reopened:
     dataset = read(settings.data)
     bench = make_bench(settings, dataset, _device(settings))
     if settings.weights:
-        bench, _ = _with_weights(bench, folder / "state" / "weights.safetensors", settings.weights)
+        bench, _ = with_weights(bench, folder / "state" / "weights.safetensors", settings.weights)
     method = METHODS[settings.method].make(settings.components[settings.method], bench)
     federation = Federation(dataset, _saved_split(store, settings, dataset), bench.device)
-    return Reopened(settings, bench, method, federation, store, finished=_so_far(store)[1])
+    return Reopened(settings, bench, method, federation, store, finished=so_far(store)[1])
 
 
 def saved_settings(folder: Path) -> Settings:
@@ -138,11 +139,13 @@ def _federate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
     surroundings = environment(device)
     if settings.weights:
         kept = store.folder / "state" / "weights.safetensors"  # a resume needs nothing from elsewhere
-        bench, surroundings["weights"] = _with_weights(bench, kept if resumed else Path(settings.weights), settings.weights)
+        bench, surroundings["weights"] = with_weights(bench, kept if resumed else Path(settings.weights), settings.weights)
     method = METHODS[settings.method].make(settings.components[settings.method], bench)
     initial = method.start(settings.seed)
     if not resumed:
-        split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed)
+        split = make_split(
+            settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed, dataset.members
+        )
     store.claim()
     try:
         if resumed:
@@ -169,7 +172,7 @@ def _federate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
                 test_examples=len(split.part("test", numbers[entry.client])),
             )
 
-        seconds, over = _so_far(store)
+        seconds, over = so_far(store)
         facts = {"method": settings.method, "space": settings.space, "dataset": settings.data.name, "protocol": settings.protocol}
         run = Run(
             method=method,
@@ -232,11 +235,11 @@ def make_bench(settings: Settings, dataset: Dataset, device: torch.device) -> Be
         rounds=settings.rounds,
         protocol=settings.protocol,
         device=device,
-        server=server_images(settings.split, dataset, settings.seed, device) if settings.split.server else None,
+        server=server_images(settings.split, dataset, settings.seed, device),
     )
 
 
-def _with_weights(bench: Bench, path: Path, named: str) -> tuple[Bench, str]:
+def with_weights(bench: Bench, path: Path, named: str) -> tuple[Bench, str]:
     """The bench that begins with the weights of a file, and what the result says of them."""
     if str(path) != named and not path.exists():
         raise DamagedRun(f"{path} is missing; the run folder is incomplete", path=str(path))
@@ -289,7 +292,7 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
     return split
 
 
-def _so_far(store: Store) -> tuple[float, bool]:
+def so_far(store: Store) -> tuple[float, bool]:
     """Seconds spent before a resume, and whether the run was finished."""
     try:
         result = json.loads(store.read_text("result.json"))

@@ -37,6 +37,7 @@ from fedloom.exchange.models import load_model, make_supernet, space_settings, s
 from fedloom.exchange.predict import predict as judge
 from fedloom.exchange.predict import read_model
 from fedloom.exchange.weights import take_network
+from fedloom.federate.commands import certs, serve, site
 from fedloom.files import write_file
 from fedloom.generator.pretrain import PretrainSettings, result_file
 from fedloom.maths.samplers import SAMPLERS
@@ -57,6 +58,8 @@ app = typer.Typer(
 app.add_typer(analyse, name="analyse")
 app.command()(join)
 app.command()(gain)
+for command in (serve, site, certs):
+    app.command()(command)
 console = Console()
 
 

@@ -78,20 +78,26 @@ def plug_in(names: Sequence[str]) -> tuple[str, ...]:
 
 # -- reading ------------------------------------------------------------------
 def load(source: str | None, overrides: Sequence[str] = ()) -> Settings:
-    """Settings from a preset's name or a TOML file, with overrides on top.
+    """Settings from a preset's name or a TOML file, with overrides on top."""
+    return from_table(table_of(overrides, read_tables(source, table_of(overrides)) if source else {}))
+
+
+def read_tables(source: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a preset or file for the method that runs. said: what will be laid over them.
 
     A table ``[when.METHOD]`` holds what the source says for that method alone: it is laid over the rest when the method runs.
     """
-    table = _read_source(source) if source else {}
-    special, said = table.pop("when", {}), table_of(overrides)
+    table = _read_source(source)
+    special = table.pop("when", {})
     if not isinstance(special, dict) or not all(isinstance(own, dict) for own in special.values()):
         raise InvalidConfig(f"{source}: when must hold tables by the names of methods, such as [when.spider]", key="when")
-    method = said.get("method", table.get("method", Settings.method))
-    settings = from_table(table_of(overrides, _laid_over(table, special.get(method, {}) if isinstance(method, str) else {})))
+    if special and (named := said.get("plugins", table.get("plugins"))):
+        plug_in(fill(Settings, {"plugins": named}).plugins)  # they may bring the methods that are named here
     for name in special:
-        if name not in METHODS.entries:  # known only now that plugins are
+        if name not in METHODS.entries:
             raise InvalidConfig(f"{source}: [when.{name}] names no method. {did_you_mean(name, list(METHODS.entries))}", key=f"when.{name}")
-    return settings
+    method = said.get("method", table.get("method", Settings.method))
+    return _laid_over(table, special.get(method, {}) if isinstance(method, str) else {})
 
 
 def table_of(overrides: Sequence[str], table: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def test_leaving_stops_what_was_started(
     orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     orders({"fedavg-0": {"sleep": 60}, "local-0": {"sleep": 60}})
-
+    before = signal.getsignal(signal.SIGTERM)  # other tests' libraries may have set it
     sleep, left = time.sleep, []
 
     def glance(seconds: float) -> None:
@@ -221,7 +221,7 @@ def test_leaving_stops_what_was_started(
     for path in tmp_path.rglob("pid"):
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_threads_are_shared_out(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

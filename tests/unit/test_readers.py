@@ -286,7 +286,7 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_empty_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match="at least two; found 0"):
+    with pytest.raises(InvalidData, match="at least 2; found 0"):
         read_from("folder", tmp_path)
     write_classes(tmp_path)
     (tmp_path / "bird").mkdir()

@@ -53,7 +53,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         from_bytes(Report, data, MOST)
 
 
-GOOD = {"message": "Instruction", "client": "a", "round": 0, "action": TRAIN, "seed": 0, "groups": ["w"], "facts": {}}
+GOOD = {"message": "Instruction", "federation": "", "client": "a", "round": 0, "action": TRAIN, "seed": 0, "groups": ["w"], "facts": {}}
 
 
 @pytest.mark.parametrize(

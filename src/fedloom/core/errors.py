@@ -53,6 +53,12 @@ class BadMessage(FedloomError):
     exit_code = 13
 
 
+class ConnectionRefused(FedloomError):
+    """A server that is not there, is not the one it should be, or does not let this site in."""
+
+    exit_code = 14
+
+
 class ClientFailed(FedloomError):
     """A client could not answer its instruction."""
 

@@ -6,7 +6,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,15 @@ class Pool:
         return len(self.labels)
 
 
+@dataclass(frozen=True)
+class Member:
+    """How many images of each pool a member of a federation holds."""
+
+    name: str
+    train: int
+    test: int
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A training and a test pool. Mean and spread (0..1 scale) are published constants, never computed from private data."""
@@ -48,6 +57,8 @@ class Dataset:
     test: Pool
     mean: tuple[float, ...]  # one per channel
     std: tuple[float, ...]
+    members: tuple[Member, ...] = ()  # whose images they are, in the order of the pools, if they are somebody's
+    server: Images | None = None  # (n, channels, height, width) without labels: what the server has
 
 
 class Source(NamedTuple):
@@ -148,16 +159,16 @@ def _read_pickle(path: Path) -> dict[str, Any]:
 
 def read_cinic10(place: Path, image_size: int) -> Dataset:
     """Only train and test are read; the published valid part stays unused, as clients hold out their own validation images."""
-    classes = _class_folders(place / "train")
-    train = _folder_pool(place / "train", classes, 32, resize=False)
-    test = _folder_pool(place / "test", classes, 32, resize=False)
+    classes = class_folders(place / "train")
+    train = folder_pool(place / "train", classes, 32, resize=False)
+    test = folder_pool(place / "test", classes, 32, resize=False)
     return Dataset("cinic10", classes, train, test, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))
 
 
 def read_tinyimagenet(place: Path, image_size: int) -> Dataset:
     """The published validation part is the test pool; the published test part has no labels."""
-    classes = _class_folders(place / "train")
-    train = _folder_pool(place / "train", classes, 64, resize=False, inside="images")
+    classes = class_folders(place / "train")
+    train = folder_pool(place / "train", classes, 64, resize=False, inside="images")
     annotations = place / "val" / "val_annotations.txt"
     try:
         lines = annotations.read_text(encoding="utf-8").splitlines()
@@ -173,55 +184,62 @@ def read_tinyimagenet(place: Path, image_size: int) -> Dataset:
         labels.append(number_of[fields[0]])
     if not paths:
         raise InvalidData(f"{annotations} is empty. {_UNPACK_AGAIN}", file=str(annotations))
-    test = Pool(_decode(paths, 64, resize=False), np.array(labels, np.int64))
+    test = Pool(decode(paths, 64, resize=False), np.array(labels, np.int64))
     return Dataset("tinyimagenet", classes, train, test, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))
 
 
 def read_folder(place: Path, image_size: int) -> Dataset:
     """Class folders; or train/ and test/, each of class folders. Without test/ the same 20 % of every class is the test pool."""
     if (place / "train").is_dir() and (place / "test").is_dir():
-        classes = _class_folders(place / "train")
-        train = _folder_pool(place / "train", classes, image_size, resize=True)
-        test = _folder_pool(place / "test", classes, image_size, resize=True)
+        classes = class_folders(place / "train")
+        train = folder_pool(place / "train", classes, image_size, resize=True)
+        test = folder_pool(place / "test", classes, image_size, resize=True)
     elif (place / "train").is_dir() or (place / "test").is_dir():
         here, missing = ("train", "test") if (place / "train").is_dir() else ("test", "train")
         cure = f"Add {missing}/ with the same classes, or put the class folders into {place} itself"
         raise InvalidData(f"{place} holds {here}/ but no {missing}/. {cure}", folder=str(place))
     else:
-        classes = _class_folders(place)
-        train, test = _set_aside(_folder_pool(place, classes, image_size, resize=True), 0.2, "folder")
+        classes = class_folders(place)
+        train, test = set_aside(folder_pool(place, classes, image_size, resize=True), 0.2, "folder")
     return Dataset("folder", classes, train, test, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
-def _class_folders(place: Path) -> tuple[str, ...]:
+def class_folders(place: Path, least: int = 2) -> tuple[str, ...]:
     if not place.is_dir():
         raise InvalidData(f"{place} is missing: it must hold one folder of images per class", folder=str(place))
     names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if len(names) < 2:
-        raise InvalidData(f"{place} must hold one folder of images per class, at least two; found {len(names)}", folder=str(place))
+    if len(names) < least:
+        raise InvalidData(f"{place} must hold one folder of images per class, at least {least}; found {len(names)}", folder=str(place))
     return tuple(names)
 
 
-def _folder_pool(place: Path, classes: Sequence[str], side: int, resize: bool, inside: str = "") -> Pool:
-    unknown = sorted(set(_class_folders(place)) ^ set(classes))
+def folder_pool(
+    place: Path, classes: Sequence[str], side: int, resize: bool, inside: str = "", numbers: Sequence[int] | None = None
+) -> Pool:
+    """numbers: of these classes; in their order unless given."""
+    unknown = sorted(set(class_folders(place, least=1)) ^ set(classes))
     if unknown:
         raise InvalidData(f"{place} must hold the same classes as train; {unknown[0]!r} is in one of them only", folder=str(place))
     paths, labels = [], []
-    for number, name in enumerate(classes):
+    for number, name in zip(numbers or range(len(classes)), classes, strict=True):
         folder = place / name / inside
-        entries = sorted(folder.iterdir()) if folder.is_dir() else []
-        found = [entry for entry in entries if entry.suffix.lower() in IMAGE_ENDINGS and not entry.name.startswith(".")]
+        found = images_in(folder)
         if not found:
             raise InvalidData(f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}): add some or remove the folder", folder=str(folder))
         paths += found
         labels += [number] * len(found)
-    return Pool(_decode(paths, side, resize), np.array(labels, np.int64))
+    return Pool(decode(paths, side, resize), np.array(labels, np.int64))
 
 
-def _decode(paths: Sequence[Path], side: int, resize: bool) -> Images:
+def images_in(folder: Path) -> list[Path]:
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [entry for entry in entries if entry.suffix.lower() in IMAGE_ENDINGS and not entry.name.startswith(".")]
+
+
+def decode(paths: Sequence[Path], side: int, resize: bool) -> Images:
     images = np.empty((len(paths), 3, side, side), np.uint8)
 
-    def decode(number: int) -> None:
+    def decode_at(number: int) -> None:
         path = paths[number]
         try:
             images[number] = _decode_one(path, side, resize)
@@ -233,7 +251,7 @@ def _decode(paths: Sequence[Path], side: int, resize: bool) -> Images:
     with warnings.catch_warnings(), ThreadPoolExecutor(READERS) as readers:  # decoding leaves Python free for other threads
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            for _ in readers.map(decode, range(len(paths))):
+            for _ in readers.map(decode_at, range(len(paths))):
                 pass  # in order, so the first damaged file is the one that is named
         except BaseException:
             readers.shutdown(cancel_futures=True)
@@ -264,14 +282,20 @@ def read_digits(place: Path, image_size: int) -> Dataset:
 
     data = load_digits()
     images = np.rint(data.images[:, None] * (255 / 16)).astype(np.uint8)  # values 0..16, (n, 1, 8, 8)
-    train, test = _set_aside(Pool(images, data.target.astype(np.int64)), 1 / 3, "digits")
+    train, test = set_aside(Pool(images, data.target.astype(np.int64)), 1 / 3, "digits")
     return Dataset("digits", tuple("0123456789"), train, test, (0.3053,), (0.3760,))
 
 
-def _set_aside(pool: Pool, share: float, name: str) -> tuple[Pool, Pool]:
+def set_aside(pool: Pool, share: float, name: str) -> tuple[Pool, Pool]:
     """A fixed stratified share becomes the test pool, whatever the seed of a run."""
     train, test = (np.sort(part) for part in stratified_holdout(pool.labels, share, rng("test pool", name)))
     return Pool(pool.images[train], pool.labels[train]), Pool(pool.images[test], pool.labels[test])
+
+
+def read_sites(place: Path, image_size: int) -> Dataset:
+    from fedloom.data.members import read_members  # which is built from what is here
+
+    return read_members(place, image_size)
 
 
 # -- the table ------------------------------------------------------------------------------------------
@@ -283,6 +307,7 @@ DATASETS: dict[str, Source] = {
     "cinic10": Source(read_cinic10, "32 x 32 photographs, 10 classes, from CIFAR-10 and ImageNet", "CINIC-10", "CINIC-10.tar.gz"),
     "tinyimagenet": Source(read_tinyimagenet, "64 x 64 photographs, 200 classes", "tiny-imagenet-200", "tiny-imagenet-200.zip"),
     "folder": Source(read_folder, "your own images: one folder per class", "", ""),
+    "sites": Source(read_sites, "the members' own images: a folder per member, in it one per class (with split.rule=members)", "", ""),
 }
 
 
@@ -292,7 +317,8 @@ class DataSettings:
 
     name: str = setting("digits", "the data set", choices=DATASETS)
     folder: str = setting("data", "where data sets lie on disk")
-    image_size: int = setting(32, "side in pixels that images of a folder data set are resized to", low=8, high=1024)
+    image_size: int = setting(32, "side in pixels that images of folder and sites are resized to", low=8, high=1024)
+    server: str = setting("", "sites: a folder of images without labels that the server has, for methods that need some")
 
 
 def read(settings: DataSettings) -> Dataset:
@@ -306,7 +332,14 @@ def read(settings: DataSettings) -> Dataset:
         cure = (
             f"Unpack the published archive {source.archive} inside {settings.folder} so that the folder {source.place} appears there"
             if source.archive
-            else "Set data.folder to a folder that holds one folder of images per class"
+            else "Set data.folder to a folder that holds one folder of images per class (sites: per member)"
         )
         raise InvalidData(f"The data set {settings.name} is not at {place}. {cure}", name=settings.name, place=str(place))
-    return source.reader(place, settings.image_size)
+    dataset = source.reader(place, settings.image_size)
+    if not settings.server:
+        return dataset
+    if settings.name != "sites":
+        raise InvalidConfig("data.server is for data.name=sites; elsewhere split.server gives the server a share", key="data.server")
+    from fedloom.data.members import unlabelled
+
+    return replace(dataset, server=unlabelled(Path(settings.server), settings.image_size))

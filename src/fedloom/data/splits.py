@@ -16,12 +16,12 @@ from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
 from fedloom.core.server_site import ServerImages
 from fedloom.core.settings import setting
-from fedloom.data.readers import Dataset, Labels
+from fedloom.data.readers import Dataset, Labels, Member
 from fedloom.maths import partition
 from fedloom.maths.partition import Positions
 
 PARTS = ("train", "validation", "test")
-RULES = ("label", "client", "plato", "shards", "iid")
+RULES = ("label", "client", "plato", "shards", "iid", "members")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SplitSettings:
     rule: str = setting(
         "label",
         "label: Dir(alpha) over clients per class, disjoint; client: Dir(alpha) over classes per client, disjoint, equal sizes; "
-        "plato: the same with overlapping clients; shards: a few classes each; iid: by chance",
+        "plato: the same with overlapping clients; shards: a few classes each; iid: by chance; members: as data.name=sites has them",
         choices=RULES,
     )
     alpha: float = setting(0.3, "Dirichlet concentration of label, client and plato: smaller means clients differ more", low=0.001)
@@ -107,18 +107,26 @@ def reserved(settings: SplitSettings, images: int, seed: int) -> Positions:
     return np.sort(rng(seed, "split", "server").permutation(images)[: round(settings.server * images)]).astype(np.int64)
 
 
-def server_images(settings: SplitSettings, dataset: Dataset, seed: int, device: torch.device) -> ServerImages:
-    own = dataset.train.images[reserved(settings, len(dataset.train), seed)]
+def server_images(settings: SplitSettings, dataset: Dataset, seed: int, device: torch.device) -> ServerImages | None:
+    """Its own images, or its share of the training images; nothing if it has neither."""
+    if dataset.server is None and not settings.server:
+        return None
+    own = dataset.train.images[reserved(settings, len(dataset.train), seed)] if dataset.server is None else dataset.server
     return ServerImages(torch.from_numpy(own).to(device))
 
 
-def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Labels, clients: int, seed: int) -> Split:
+def make_split(
+    settings: SplitSettings, train_labels: Labels, test_labels: Labels, clients: int, seed: int, members: Sequence[Member] = ()
+) -> Split:
     """Divide the pools. Every client gets at least two training, one validation and one test image, or the split is refused.
 
-    Under ``plato`` a client's images depend on the seed and its number, not on how many clients there are.
+    Under ``plato`` a client's images depend on the seed and its number, not on how many clients there are. members: whose the images
+    are already, for the rule of that name.
     """
     if settings.rule not in RULES:
         raise InvalidConfig(f"There is no split rule {settings.rule!r}. {did_you_mean(settings.rule, list(RULES))}", rule=settings.rule)
+    if members or settings.rule == "members":
+        _check_members(settings, members, clients)
     if clients < 1:
         raise InvalidData(f"A federation needs at least one client, got {clients}", clients=clients)
     pool = np.setdiff1d(np.arange(len(train_labels)), reserved(settings, len(train_labels), seed))
@@ -132,7 +140,9 @@ def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Label
             f"there are {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data",
             clients=clients,
         )
-    if settings.test:
+    if members:
+        owned, tests = (_in_turn([getattr(member, part) for member in members]) for part in ("train", "test"))
+    elif settings.test:
         owned, own_tests = _own_tests(settings, train_labels, _disjoint(settings, train_labels, clients, seed), seed)
         tests = [pool[own] for own in own_tests]
     elif disjoint:
@@ -142,7 +152,7 @@ def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Label
         owned, tests = _overlapping(settings, train_labels, test_labels, clients, seed)
     trains, validations = [], []
     for client, own in enumerate(owned):
-        train, validation = partition.stratified_holdout(train_labels[own], settings.validation, rng(seed, "split", "validation", client))
+        train, validation = held_out(settings, train_labels[own], seed, client)
         trains.append(pool[own[train]])
         validations.append(pool[own[validation]])
     for which, parts, least in (("training", trains, 2), ("validation", validations, 1), ("test", tests, 1)):
@@ -155,6 +165,27 @@ def make_split(settings: SplitSettings, train_labels: Labels, test_labels: Label
                 part=which,
             )
     return Split(*_flat(trains), *_flat(validations), *_flat(tests), own_tests=settings.test > 0)
+
+
+def held_out(settings: SplitSettings, labels: Labels, seed: int, client: int) -> tuple[Positions, Positions]:
+    """Of a client's training images: those it trains on and those that select."""
+    return partition.stratified_holdout(labels, settings.validation, rng(seed, "split", "validation", client))
+
+
+def _check_members(settings: SplitSettings, members: Sequence[Member], clients: int) -> None:
+    if settings.rule != "members" or not members:
+        raise InvalidConfig("data.name=sites and split.rule=members go together: there, images belong to members already", key="split.rule")
+    if clients != len(members):
+        raise InvalidConfig(f"clients is {clients}, but there are {len(members)} members. Set clients={len(members)}", key="clients")
+    if settings.test or settings.server:
+        what = "With members, test images are in their folders and the server's in data.server. Set split.test=0 and split.server=0"
+        raise InvalidConfig(what, key="split")
+
+
+def _in_turn(sizes: Sequence[int]) -> list[Positions]:
+    """Positions of parts of these sizes that lie one after the other."""
+    ends = np.cumsum(sizes)
+    return [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _own_tests(settings: SplitSettings, labels: Labels, owned: Sequence[Positions], seed: int) -> tuple[list[Positions], list[Positions]]:
@@ -228,7 +259,7 @@ class Federation(Private):
         self.dataset = dataset
         self.split = split
         self.device = torch.device(device)
-        self.names = [f"client-{client:0{width}d}" for client in range(split.clients)]
+        self.names = [member.name for member in dataset.members] or [f"client-{client:0{width}d}" for client in range(split.clients)]
         self._number_of = {name: client for client, name in enumerate(self.names)}
         train = _on_device(dataset.train.images, dataset.train.labels, self.device)
         test = train if split.own_tests else _on_device(dataset.test.images, dataset.test.labels, self.device)

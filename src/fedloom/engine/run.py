@@ -84,7 +84,8 @@ class Run:
         return result
 
     def _result(self, round: int, finished: bool, seconds: float) -> RunResult:
-        clients = tuple(self.describe_client(self.ledger.final[name]) for name in sorted(self.ledger.final))
+        known = [entry for entry in self.ledger.final.values() if entry.architecture]  # a server knows of none
+        clients = tuple(self.describe_client(entry) for entry in sorted(known, key=lambda entry: entry.client))
         return RunResult(
             rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=seconds, seed=self.seed, **self.facts
         )

@@ -6,10 +6,14 @@ checked by ``boundary.release``, as it is in one process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from fedloom.core.errors import BadMessage
+import numpy as np
+
+from fedloom.core.boundary import Manifest
+from fedloom.core.errors import BadMessage, BadReport
 from fedloom.core.messages import FINISH, TRAIN, Array, Arrays, Fact, Instruction, Report
 from fedloom.files import packed, unpacked
 
@@ -18,14 +22,16 @@ FIELDS = {Instruction: ("client", "round", "action", "seed"), Report: ("client",
 KINDS: dict[str, type] = {"client": str, "round": int, "action": str, "seed": int}
 
 
-def to_bytes(message: Instruction | Report) -> bytes:
+def to_bytes(message: Instruction | Report, federation: str = "") -> bytes:
+    """federation: what both sides agreed on, as a digest."""
     arrays = {f"{group}/{name}": array for group, named in message.arrays.items() for name, array in named.items()}
     own = {field: getattr(message, field) for field in FIELDS[type(message)]}
-    return packed(arrays, {"message": type(message).__name__, "groups": sorted(message.arrays), "facts": dict(message.facts), **own})
+    kind = {"message": type(message).__name__, "federation": federation, "groups": sorted(message.arrays)}
+    return packed(arrays, {**kind, "facts": dict(message.facts), **own})
 
 
-def from_bytes(kind: type[Message], data: bytes, most: int) -> Message:
-    """A message of this kind; most: bytes it may have."""
+def from_bytes(kind: type[Message], data: bytes, most: int, federation: str = "") -> Message:
+    """A message of this kind and federation; most: bytes it may have."""
     what = kind.__name__.lower()
     if len(data) > most:
         raise BadMessage(f"The {what} has {len(data):,} bytes, more than the {most:,} that are accepted")
@@ -35,13 +41,16 @@ def from_bytes(kind: type[Message], data: bytes, most: int) -> Message:
         raise BadMessage(f"The {what} is damaged or none of Fedloom's ({error})") from error
     if not isinstance(facts, dict) or facts.get("message") != kind.__name__:
         raise BadMessage(f"This is no {what}")
+    if facts.get("federation") != federation:
+        raise BadMessage(f"The {what} belongs to another federation, or to other settings of this one. Use the same federation file")
     own = {field: facts.get(field) for field in FIELDS[kind]}
     for field, value in own.items():
         if type(value) is not KINDS[field] or (isinstance(value, int) and value < 0):
             raise BadMessage(f"The {what}'s {field} is {value!r}")
     if kind is Instruction and own["action"] not in (TRAIN, FINISH):
         raise BadMessage(f"The instruction asks for {own['action']!r}, which is neither {TRAIN} nor {FINISH}")
-    return kind(**own, arrays=_groups(what, arrays, facts.get("groups")), facts=_facts(what, facts.get("facts")))  # type: ignore[arg-type]
+    groups = _groups(what, arrays, facts.get("groups"))
+    return kind(**own, arrays=groups, facts=_facts(what, facts.get("facts")))  # type: ignore[arg-type]
 
 
 def expected(report: Report, instruction: Instruction, sender: str) -> Report:
@@ -51,6 +60,34 @@ def expected(report: Report, instruction: Instruction, sender: str) -> Report:
     if (report.client, report.round) != (instruction.client, instruction.round):
         raise BadMessage(f"{sender} answered round {report.round}, but was asked for round {instruction.round}", client=sender)
     return report
+
+
+def finite(instruction: Instruction) -> None:
+    """What a server sends must be numbers a site can train with."""
+    for group, arrays in instruction.arrays.items():
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise BadMessage(f"The instruction's {group}[{name}] holds values that are not finite")
+    for name, fact in instruction.facts.items():
+        if isinstance(fact, float) and not math.isfinite(fact):
+            raise BadMessage(f"The instruction's {name} is {fact}")
+
+
+def bounded(report: Report, instruction: Instruction, manifest: Manifest, most: float) -> Report:
+    """The report, unless a field of it is out of proportion: no longer (Euclidean norm) than ``most`` times what it is about."""
+    for name, arrays in report.arrays.items():
+        like = manifest[name].like
+        if like is None or manifest[name].counts or not most:
+            continue
+        length, usual = _norm(arrays), max(1.0, _norm(instruction.arrays[like]))
+        if length > most * usual:
+            what = f"{name} has a norm of {length:.3g}, more than {most:g} times that of the {like} it is about ({usual:.3g})"
+            raise BadReport(f"{report.client}, round {report.round}: {what}", client=report.client)
+    return report
+
+
+def _norm(arrays: Arrays) -> float:
+    return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values() if array.dtype.kind == "f"))
 
 
 def _groups(what: str, arrays: Mapping[str, Array], names: Any) -> dict[str, Arrays]:

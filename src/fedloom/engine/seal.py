@@ -1,0 +1,79 @@
+"""Reports signed with their site's key: Flower signs requests but not what they carry, so a registered site could answer for another.
+
+The signature is over the instruction and the report together, so that an old report, or one for another instruction, does not pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.errors import BadMessage, InvalidConfig, one_line
+
+LENGTH = 2  # bytes in front that say how long the signature is
+
+
+def signed(report: bytes, instruction: bytes, key: Any) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    signature: bytes = key.sign(_what(report, instruction), ec.ECDSA(_sha256()))
+    return len(signature).to_bytes(LENGTH, "big") + signature + report
+
+
+def opened(data: bytes, instruction: bytes, public: Any, site: str) -> bytes:
+    """The report inside, if this site signed it for this instruction."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    end = LENGTH + int.from_bytes(data[:LENGTH], "big")
+    signature, report = data[LENGTH:end], data[end:]
+    try:
+        public.verify(signature, _what(report, instruction), ec.ECDSA(_sha256()))
+    except InvalidSignature:
+        what = "The report is damaged, is not an answer to this round's instruction, or was not signed with the site's key"
+        raise BadMessage(what, client=site) from None
+    return report
+
+
+def _what(report: bytes, instruction: bytes) -> bytes:
+    return b"fedloom report" + hashlib.sha256(instruction).digest() + hashlib.sha256(report).digest()
+
+
+def _sha256() -> Any:
+    from cryptography.hazmat.primitives import hashes
+
+    return hashes.SHA256()
+
+
+def private_key(path: Path) -> Any:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    return _elliptic(path, lambda data: load_pem_private_key(data, None), "private key")
+
+
+def public_key(path: Path) -> Any:
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    return _elliptic(path, load_pem_public_key, "public key")
+
+
+def public_bytes(key: Any) -> bytes:
+    """A public key as Flower registers it."""
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    return bytes(public_key_to_bytes(key))
+
+
+def _elliptic(path: Path, load: Any, what: str) -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = load(path.read_bytes())
+    except FileNotFoundError:
+        raise InvalidConfig(f"There is no {what} at {path}. `fedloom certs` makes keys to try with", path=str(path)) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidConfig(f"{path} is no readable {what} ({one_line(error)})", path=str(path)) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        raise InvalidConfig(f"{path} must hold a {what} of an elliptic curve (NIST P-384)", path=str(path))
+    return key

@@ -1,0 +1,293 @@
+"""The server's end of the network: a Flower SuperLink inside this process, with nothing but its Fleet API at the port.
+
+Flower's own ``flower-superlink`` also serves its Control and Runtime APIs there, so whoever reaches the port may submit programs that
+every site then runs. Here the server half runs in this process and sites run the Fedloom they installed: no program travels, and only sites
+whose keys were registered before get any further than the first request. Written for the one version of Flower named below, because a link
+state and a Fleet API of one's own are no part of its public interface.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.errors import InvalidConfig, UnusableFormat, one_line
+
+FLOWER = "1.41.0"
+QUIET = {  # Flower calls home and looks for updates unless told otherwise
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+}
+SLACK = 1 << 20  # bytes of a request beside its payload
+LIFETIME = 30 * 24 * 3600.0  # seconds a message may wait; rounds end by timeouts of our own
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def need_flower() -> None:
+    """Refuse with the cure when Flower is missing or another one than this was written for; keep it from calling home."""
+    os.environ.update(QUIET)
+    try:
+        found = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        cure = "Install it with: pip install 'fedloom[federate]'"
+        raise UnusableFormat(f"A federation over a network needs Flower, which is not installed here. {cure}", package="flwr") from None
+    if found != FLOWER:
+        raise UnusableFormat(f"Flower {found} is installed, and this was written for {FLOWER}. Install flwr=={FLOWER}", package="flwr")
+    import flwr  # noqa: F401 - it sets up its logger
+
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what matters is said by us, in one line each
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for one message: bytes, or why there are none."""
+
+    message: str  # the id of what it answers
+    site: str
+    data: bytes = b""
+    error: str = ""
+    lost: bool = False  # the site is gone; it may come back
+
+
+class SuperLink:
+    """Messages to sites and back, by the names their keys were registered under.
+
+    say: where refusals are reported, one line each. most: bytes a reply may have.
+    """
+
+    def __init__(
+        self, address: str, certificate: Path, key: Path, sites: Mapping[str, bytes], most: int, say: Callable[[str], None]
+    ) -> None:
+        need_flower()
+        from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+        from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+        from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
+
+        self._say, self._most = say, most
+        _, self._factory = get_objectstore_linkstate_factories(FLWR_IN_MEMORY_DB_NAME, get_federation_manager(is_simulation=False))
+        state = self._state = self._factory.state()
+        # Registered here and nowhere else: the port has no way to add a key.
+        self._node_of = {name: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0) for name, public in sites.items()}
+        self._site_of = {node: name for name, node in self._node_of.items()}
+        self._run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+        (self._task,) = (task.task_id for task in state.get_tasks(run_ids=[self._run]))
+        state.claim_task(self._task)
+        state.activate_task(self._task)  # sites may answer from here on
+        self._server, self._thread, self.address = self._start(address, certificate, key)
+        self._open = True
+        threading.Thread(target=self._stay_alive, daemon=True, name="heartbeat of the server").start()
+
+    # -- messages ----------------------------------------------------------------
+    def online(self) -> set[str]:
+        return {self._site_of[node] for node in self._state.get_nodes(self._run) if node in self._site_of}
+
+    def send(self, site: str, data: bytes) -> str:
+        """Put a message where the site will find it; its id, or nothing if the site was never there."""
+        from flwr.app import Metadata
+        from flwr.app.message import make_message, remove_content_from_message
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+        metadata = Metadata(
+            run_id=self._run,
+            message_id="",
+            src_node_id=SUPERLINK_NODE_ID,
+            dst_node_id=self._node_of[site],
+            reply_to_message_id="",
+            group_id="",
+            created_at=time.time(),
+            ttl=LIFETIME,
+            message_type="query",
+        )
+        message = make_message(metadata=metadata, content=as_record(data))
+        message.metadata.__dict__["_message_id"] = message.object_id
+        session = self._state.start_session(self._run)
+        stored, missing = self._state.store_message_and_object_tree(remove_content_from_message(message), get_object_tree(message), session)
+        if not stored:
+            return ""
+        for name, item in get_all_nested_objects(message).items():
+            if name in missing:
+                self._state.store_object(self._run, session, name, item.deflate())
+        return str(message.metadata.message_id)
+
+    def replies(self, waiting: Collection[str]) -> list[Reply]:
+        """Answers to these messages that are there; each is given once."""
+        found = self._state.get_message_res(message_ids=set(waiting), run_id=self._run)
+        self._state.delete_messages(message_ins_ids={message.metadata.reply_to_message_id for message in found})
+        return [self._reply(message) for message in found]
+
+    def forget(self, messages: Collection[str]) -> None:
+        """Nobody waits for answers to these any longer; one that still comes is refused."""
+        self._state.delete_messages(message_ins_ids=set(messages))
+
+    def _reply(self, message: Any) -> Reply:
+        from flwr.common.constant import ErrorCode
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+        answered, site = message.metadata.reply_to_message_id, self._site_of.get(message.metadata.src_node_id, "")
+        if message.has_error():
+            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+                return Reply(answered, site, lost=True)
+            return Reply(answered, site, error=one_line(ValueError(message.error.reason)) or "it failed without saying why")
+        store, name = self._state.object_store, message.metadata.message_id
+        try:
+            names = [tree.object_id for tree in iterate_object_tree(store.get_object_tree(name))]
+            contents = {part: self._whole(part) for part in names}
+            return Reply(answered, site, data=from_record(inflate_object_from_contents(name, contents), self._most))
+        except Exception as error:  # whatever a stranger's bytes make of Flower
+            return Reply(answered, site, error=f"its reply is not readable ({one_line(error)})")
+        finally:
+            with suppress(Exception):
+                store.delete(name)
+
+    def _whole(self, part: str, patience: float = 60.0) -> bytes:
+        """A part of a message, which may still be on its way."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            content = self._state.get_object(self._run, part)
+            if content is None:
+                break
+            if content:
+                return bytes(content)
+            time.sleep(0.05)
+        raise ValueError("it was broken off")
+
+    # -- the port ------------------------------------------------------------------
+    def _start(self, address: str, certificate: Path, key: Path) -> tuple[Any, threading.Thread, str]:
+        import uvicorn
+
+        host, port = split_address(address)
+        try:
+            listening = socket.create_server((host, port), reuse_port=False)
+        except OSError as error:
+            what = f"The server cannot listen at {address} ({one_line(error)}). Choose another address"
+            raise InvalidConfig(what, key="server.address") from error
+        config = uvicorn.Config(
+            self._guarded(self._fleet()),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ssl_certfile=str(certificate),
+            ssl_keyfile=str(key),
+            h11_max_incomplete_event_size=SLACK,
+        )
+        try:
+            config.load()
+        except OSError as error:  # SSLError is one
+            listening.close()
+            raise InvalidConfig(f"{certificate} and {key} are no certificate and its key ({one_line(error)})", key="certificate") from error
+        for name in ("uvicorn", "uvicorn.error"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True, name="SuperLink")
+        thread.start()
+        until = time.monotonic() + 30
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > until:
+                raise InvalidConfig(f"The SuperLink did not start at {address}", key="address")
+            time.sleep(0.01)
+        return server, thread, f"{host}:{listening.getsockname()[1]}"
+
+    def _fleet(self) -> Any:
+        """Flower's Fleet API and what it needs, nothing else."""
+        from fastapi import FastAPI
+        from flwr.supercore.error import http_error_translator
+        from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+        from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+        from flwr.superlink.routers.fleet.router import router
+        from starlette.middleware import Middleware
+        from starlette.middleware.base import BaseHTTPMiddleware
+
+        middleware = [
+            Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+            Middleware(ProtobufTranslationMiddleware),
+            Middleware(NodeAuthMiddleware),  # every request is signed with a site's key
+        ]
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
+        app.state.linkstate_factory = self._factory
+        app.state.enable_supernode_auth = True  # nobody registers a key through the port
+        app.include_router(router)
+        return app
+
+    def _guarded(self, app: Any) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+        """Refuse what is too large before it is read, and report what Flower refuses."""
+        most = self._most + SLACK
+
+        async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                return
+            what, who, read = scope["path"].rpartition("/")[2], (scope.get("client") or ("somebody",))[0], 0
+            length = dict(scope["headers"]).get(b"content-length", b"0")
+
+            async def refuse(status: int, why: str) -> None:
+                self._say(f"Refused a request ({what}) from {who}: {why}")
+                await send({"type": "http.response.start", "status": status, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+
+            if not length.isdigit() or int(length) > most:
+                return await refuse(413, f"it has {length.decode('latin-1')[:20]} bytes, more than the {most:,} that are accepted")
+
+            async def counted() -> MutableMapping[str, Any]:
+                nonlocal read
+                message = await receive()
+                read += len(message.get("body", b""))
+                if read > most:
+                    raise ValueError(f"more than {most:,} bytes")
+                return message
+
+            async def watched(message: MutableMapping[str, Any]) -> None:
+                if message["type"] == "http.response.start" and message["status"] >= 400:
+                    self._say(f"Refused a request ({what}) from {who}: {REFUSALS.get(what, 'it is none of a registered site')}")
+                await send(message)
+
+            await app(scope, counted, watched)
+
+        return guard
+
+    def _stay_alive(self) -> None:
+        while self._open:
+            self._state.acknowledge_task_heartbeat(self._task)
+            time.sleep(10)
+
+    def close(self) -> None:
+        self._open = False
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+
+
+REFUSALS = {"activate-node": "its key is not registered, or its site is connected already"}
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidConfig(f"{address!r} is no address: write HOST:PORT, such as 127.0.0.1:9092", key="address")
+    return host.strip("[]"), int(port)
+
+
+def as_record(data: bytes) -> Any:
+    """Bytes as Flower carries them: one array, which it cuts into chunks."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    array = Array(dtype="uint8", shape=(len(data),), stype="fedloom", data=data)
+    return RecordDict({"message": ArrayRecord({"bytes": array})})
+
+
+def from_record(message: Any, most: int) -> bytes:
+    data = bytes(message.content.array_records["message"]["bytes"].data)
+    if len(data) > most:
+        raise ValueError(f"{len(data):,} bytes, more than the {most:,} that are accepted")
+    return data

@@ -1,0 +1,114 @@
+"""The server half of a real federation: the same rounds as in a simulation, over a link that is a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from fedloom.assemble import environment, make_bench, new_run, so_far, with_weights
+from fedloom.config import to_toml
+from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.result import LedgerEntry, RunResult
+from fedloom.engine.flower import FlowerLink
+from fedloom.engine.run import Run, Watcher
+from fedloom.engine.seal import public_bytes, public_key
+from fedloom.engine.store import Store
+from fedloom.engine.superlink import SuperLink, need_flower
+from fedloom.federate.agreement import Agreement
+from fedloom.methods.base import METHODS
+
+
+def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) -> RunResult:
+    """Run the rounds, from the first or from the last that was finished, until every site has its personal model."""
+    need_flower()
+    settings, own = agreement.settings, agreement.server
+    keys = {name: public_key(Path(own.sites) / f"{name}.pub") for name in agreement.sites}
+    folder = Path(own.folder or Path("runs") / agreement.members.name)
+    store = Store(folder)
+    device = torch.device("cpu")  # it averages
+    bench = make_bench(settings, agreement.images(serving=True), device)
+    surroundings = environment(device)
+    if settings.weights:
+        bench, surroundings["weights"] = with_weights(bench, Path(settings.weights), settings.weights)
+    method = METHODS[settings.method].make(settings.components[settings.method], bench)
+    initial = method.start(settings.seed)
+    store.claim()
+    try:
+        _check_folder(store, agreement)
+        seconds, over = so_far(store)
+        run = Run(
+            method=method,
+            initial=initial,
+            store=store,
+            watcher=watcher,
+            rounds=settings.rounds,
+            seed=settings.seed,
+            facts={
+                "method": settings.method,
+                "space": settings.space,
+                "dataset": agreement.members.name,
+                "protocol": settings.protocol,
+                "environment": surroundings,
+            },
+            describe_client=_nobody,
+            seconds_before=seconds,
+            over=over,
+        )
+        sites = {name: public_bytes(key) for name, key in keys.items()}
+        if over:
+            return run.execute(_Silence(list(sites)))
+        with closing(SuperLink(own.address, Path(own.certificate), Path(own.key), sites, own.round.most, say)) as superlink:
+            say(f"Listening at {superlink.address} for {', '.join(sites)}")
+            return run.execute(FlowerLink(superlink, keys, agreement.digest, method.uploads, own.round, run.record, say))
+    finally:
+        store.release()
+
+
+def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult:
+    """The same federation in one process, to see what to expect: with the same images and threads it ends with the same numbers."""
+    settings = agreement.settings
+    folder = Path(agreement.server.folder or Path("runs") / agreement.members.name)
+    folder = folder.with_name(f"{folder.name}-rehearsal")
+    data = replace(settings.data, folder=str(images))
+    return new_run(replace(settings, data=data), folder, watcher)
+
+
+def _check_folder(store: Store, agreement: Agreement) -> None:
+    """A folder goes on with the agreement it began with, and no other."""
+    note = store.folder / "federation.json"
+    if not (store.folder / "config.toml").exists():
+        store.write_text("federation.json", json.dumps({"name": agreement.members.name, "digest": agreement.digest}) + "\n")
+        store.write_text("config.toml", to_toml(agreement.settings))
+        return
+    try:
+        known = json.loads(note.read_text())["digest"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedRun(f"{note} does not say which federation {store.folder} belongs to. Use another server.folder") from error
+    if known != agreement.digest:
+        cure = "Put the old settings back, or choose another server.folder"
+        raise InvalidConfig(f"{store.folder} holds rounds of this federation under other settings. {cure}", key="server.folder")
+
+
+def _nobody(entry: LedgerEntry) -> NoReturn:
+    raise DamagedRun(f"The ledger of a server says what {entry.client} keeps to itself")
+
+
+class _Silence:
+    """No way to reach anybody: a federation that is over needs none."""
+
+    at_once = 1
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def clients(self) -> list[str]:
+        return self._names
+
+    def exchange(self, instructions: object) -> NoReturn:
+        raise DamagedRun("The federation is over")

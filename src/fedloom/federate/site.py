@@ -1,0 +1,196 @@
+"""A member's site: it reads its own images, answers rounds, keeps its memory and its model, and writes down what left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedloom.assemble import describe_model, make_bench, usable_device
+from fedloom.core.client_site import ClientData, Examples
+from fedloom.core.errors import BadMessage, ConnectionRefused, FedloomError, InvalidConfig, UnusableFormat
+from fedloom.core.messages import FINISH, Instruction
+from fedloom.core.result import LedgerEntry
+from fedloom.data.members import read_member
+from fedloom.data.readers import Pool
+from fedloom.data.splits import held_out
+from fedloom.engine.fleet import Fleet
+from fedloom.engine.seal import private_key, signed
+from fedloom.engine.store import Store
+from fedloom.engine.superlink import need_flower
+from fedloom.engine.visit import Books, visit
+from fedloom.engine.wire import finite, from_bytes, to_bytes
+from fedloom.exchange.export import to_onnx
+from fedloom.exchange.models import load_model
+from fedloom.federate.agreement import Agreement, SiteSettings, read_agreement
+from fedloom.federate.statement import Departure, statement
+from fedloom.files import append_lines, write_file
+from fedloom.methods.base import METHODS
+
+Say = Callable[[str], None]
+LONGEST = 30.0  # seconds between two attempts to reach the server
+
+
+def attend(settings: SiteSettings, say: Say) -> Path:
+    """Answer the federation's rounds until this site has its personal model; the folder where it lies."""
+    need_flower()
+    agreement = read_agreement(Path(settings.federation))
+    if settings.name not in agreement.sites:
+        raise InvalidConfig(f"{settings.federation} has no site {settings.name!r}; it has {', '.join(agreement.sites)}", key="name")
+    key = private_key(Path(settings.key))
+    if not Path(settings.authority).is_file():
+        raise InvalidConfig(f"There is no certificate of an authority at {settings.authority}", key="authority")
+    store = Store(Path(settings.folder) / agreement.members.name / settings.name)
+    store.claim()
+    try:
+        desk = Desk(settings, agreement, key, store, say)
+        while not desk.done:
+            with _connected(settings, key, say) as fleet:
+                say(f"{settings.name} is connected to {settings.server}")
+                try:
+                    _answer(fleet, desk, settings.poll, say)
+                except ConnectionRefused as error:
+                    say(f"{error}. Trying again")
+        return desk.settle()
+    finally:
+        store.release()
+
+
+def _connected(settings: SiteSettings, key: Any, say: Say) -> Fleet:
+    """Try, with longer and longer pauses; a server that is not the one it should be is final."""
+    pause, began, said = 0.5, time.monotonic(), ""
+    while True:
+        try:
+            return Fleet(settings.server, Path(settings.authority), key, settings.message_mb << 20)
+        except ConnectionRefused as error:
+            waited = time.monotonic() - began
+            if error.facts.get("untrusted") or 0 < settings.wait < waited + pause:
+                raise
+            if str(error) != said:
+                say(f"{error}. Trying again")
+                said = str(error)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+
+
+def _answer(fleet: Fleet, desk: Desk, poll: float, say: Say) -> None:
+    while not desk.done:
+        try:
+            data = fleet.receive()
+        except ConnectionRefused:
+            raise
+        except Exception as error:  # whatever a stranger's bytes make of Flower
+            say(f"Refused an instruction: it is not readable ({error})")
+            continue
+        if data is None:
+            if fleet.lost:
+                raise ConnectionRefused("The server does not know this connection any more")
+            time.sleep(poll)
+            continue
+        try:
+            reply = desk.answer(data)
+        except FedloomError as error:
+            say(f"Refused an instruction: {error}")
+            fleet.reply(None, f"{type(error).__name__}: {error}")
+            continue
+        fleet.reply(reply)
+        desk.sent()
+
+
+@dataclass
+class Desk:
+    """Where instructions are checked and answered. All that is kept is on disk before a report leaves."""
+
+    settings: SiteSettings
+    agreement: Agreement
+    key: Any
+    store: Store
+    say: Say
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        device = usable_device(self.settings.device)
+        settings, images = self.agreement.settings, self.agreement.images()
+        bench = make_bench(settings, images, device)
+        self._method = METHODS[settings.method].make(settings.components[settings.method], bench)
+        self._data = own_data(self.settings, self.agreement, device)
+        self._books = Books(self._method, self.store, describe_model(settings, images), self._record)
+        self._entries: list[LedgerEntry] = []
+        self._final = False
+        self._last = max((entry.round for entry in self.store.read_ledger()), default=-1)
+
+    def answer(self, data: bytes) -> bytes:
+        """The signed report to an instruction, or a refusal that says why."""
+        instruction = from_bytes(Instruction, data, self.settings.message_mb << 20, self.agreement.digest)
+        self._check(instruction)
+        self.say(f"{self.settings.name}: {'the farewell' if instruction.action == FINISH else f'round {instruction.round + 1}'}")
+        # Whoever asks for this round has finished all before it, and may ask for it again: its memories stay, those before them need not.
+        self.store.checkpoint = instruction.round
+        self.store.rewind_ledger(rounds_over=instruction.action == FINISH)
+        self._entries.clear()
+        visited = visit(self._method, instruction, self._data, *self._books.before(instruction))
+        report = self._books.keep(instruction, visited)
+        assert report is not None  # only simulated hardware is late
+        self.store.append(self._entries)
+        self._last = instruction.round
+        plain = to_bytes(report, self.agreement.digest)
+        departure = Departure.of(report, instruction, hashlib.sha256(plain).hexdigest())
+        append_lines(self.store.folder / "left.jsonl", [departure.to_json()])  # before it does
+        self._final = instruction.action == FINISH
+        return signed(plain, data, self.key)
+
+    def sent(self) -> None:
+        self.done = self._final
+
+    def _check(self, instruction: Instruction) -> None:
+        name, rounds = self.settings.name, self.agreement.settings.rounds
+        if instruction.client != name:
+            raise BadMessage(f"It is for {instruction.client}, and this is {name}", client=name)
+        if instruction.round < self._last:
+            raise BadMessage(f"It is for round {instruction.round + 1}, and round {self._last + 1} was answered already", client=name)
+        if instruction.round > rounds:
+            raise BadMessage(f"It is for round {instruction.round + 1}, and {rounds} were agreed on", client=name)
+        finite(instruction)
+
+    def _record(self, entry: LedgerEntry) -> None:
+        self._entries.append(entry)
+
+    def settle(self) -> Path:
+        """The personal model for use elsewhere, its accuracy, and what left this site, in words."""
+        folder, name = self.store.folder, self.settings.name
+        model = folder / "model.onnx"
+        try:
+            to_onnx(model, *load_model(self.store.model_path(name)))
+        except UnusableFormat as error:
+            self.say(f"The personal model is not exported to ONNX: {error}")
+            model = self.store.model_path(name)
+        final = [entry for entry in self.store.read_ledger() if entry.final][-1]
+        text = statement(self.agreement.members.name, name, self._method.uploads, folder / "left.jsonl")
+        write_file(folder / "statement.txt", text.encode())
+        result = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}
+        self.store.write_text("result.json", json.dumps(result, indent=2) + "\n")
+        accuracy = "unknown" if final.test_accuracy is None else f"{final.test_accuracy:.1%}"
+        self.say(f"The personal model of {name} is {model}; on this site's own test images its accuracy is {accuracy}")
+        self.say(text.rstrip())
+        return folder
+
+
+def own_data(settings: SiteSettings, agreement: Agreement, device: torch.device) -> ClientData:
+    """This site's images on its device: the same parts as in a simulation of the federation with the same seed."""
+    run = agreement.settings
+    train, test = read_member(Path(settings.images), agreement.members.classes, run.data.image_size)
+    number = agreement.sites.index(settings.name)
+    fit, select = held_out(run.split, train.labels, run.seed, number)
+    if len(fit) < 2 or not len(select) or not len(test):
+        what = f"{len(fit)} training, {len(select)} validation and {len(test)} test images"
+        raise InvalidConfig(f"{settings.images} gives {what}; a site needs at least 2, 1 and 1", key="images")
+    parts = (Pool(train.images[fit], train.labels[fit]), Pool(train.images[select], train.labels[select]), test)
+    return ClientData(*(Examples(torch.from_numpy(p.images).to(device), torch.from_numpy(p.labels).to(device)) for p in parts))
