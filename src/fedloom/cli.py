@@ -22,7 +22,8 @@ from rich.table import Table
 import fedloom
 from fedloom import compare as comparison
 from fedloom import config, workshop
-from fedloom.analyses.client_commands import gain, join
+from fedloom.analyses.client_commands import gain
+from fedloom.analyses.client_commands import join as join_in_simulation
 from fedloom.analyses.commands import app as analyse
 from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData
@@ -30,6 +31,7 @@ from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DATASETS
+from fedloom.engine.newcomers import ROUNDS
 from fedloom.engine.store import Store
 from fedloom.exchange import foreign
 from fedloom.exchange.export import FORMATS
@@ -37,7 +39,7 @@ from fedloom.exchange.models import load_model, make_supernet, space_settings, s
 from fedloom.exchange.predict import predict as judge
 from fedloom.exchange.predict import read_model
 from fedloom.exchange.weights import take_network
-from fedloom.federate.commands import certs, serve, site
+from fedloom.federate.commands import certs, join_site, serve, site
 from fedloom.files import write_file
 from fedloom.generator.pretrain import PretrainSettings, result_file
 from fedloom.maths.samplers import SAMPLERS
@@ -56,7 +58,6 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__
 )
 app.add_typer(analyse, name="analyse")
-app.command()(join)
 app.command()(gain)
 for command in (serve, site, certs):
     app.command()(command)
@@ -97,6 +98,22 @@ def _source(source: str, overrides: list[str] | None) -> tuple[str, list[str]]:
     if "=" in source and not os.path.isfile(source):
         return "quickstart", [source, *(overrides or [])]
     return source or "quickstart", list(overrides or [])
+
+
+@app.command()
+def join(
+    source: Annotated[Path, typer.Argument(metavar="RUN or FILE", help="a finished run; with --site a server's newcomers.safetensors")],
+    site: Annotated[Path | None, typer.Option(metavar="SITE.toml", help="the newcomer is this site, with its own images")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="how many newcomers, without --site")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="perfedrlnas: rounds in which they only search")] = ROUNDS,
+    seed: Annotated[int, typer.Option(min=0, help="which data they have, and their draws, without --site")] = 0,
+    out: Annotated[Path | None, typer.Option(help="the folder for join.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """A personal model for who arrives after training: search alone, in the frozen supernet; nothing is uploaded."""
+    if site is not None:
+        join_site(source, site, rounds)
+    else:
+        join_in_simulation(source, clients, rounds, seed, out)
 
 
 @app.command()

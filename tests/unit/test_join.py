@@ -14,8 +14,10 @@ from fedloom.analyses.join import Joined, join
 from fedloom.assemble import new_run, reopen_run
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
+from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.messages import Report
+from fedloom.engine.newcomers import shared_state, welcome
 from fedloom.engine.run import Watcher
 from fedloom.methods.perfedrlnas import PerFedRLNAS
 from support import Fedloom, check_refused, everything
@@ -89,9 +91,8 @@ def test_the_command(folder: Path, fedloom_: Fedloom) -> None:
 
 
 def test_what_cannot_be_joined_is_refused(folder: Path, tiny: Tiny, nobody: Watcher, fedloom_: Fedloom, tmp_path: Path) -> None:
-    new_run(tiny("method=fedavg"), tmp_path / "other", nobody)
-    check_refused(fedloom_("join", tmp_path / "other"), InvalidConfig, "is a run of fedavg, which has no policies")
-    (tmp_path / "other" / "result.json").unlink()
+    new_run(tiny("method=local"), tmp_path / "other", nobody)
+    check_refused(fedloom_("join", tmp_path / "other"), InvalidConfig, "local shares nothing that a newcomer could join")
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     for name, content in everything(folder).items():
@@ -102,3 +103,50 @@ def test_what_cannot_be_joined_is_refused(folder: Path, tiny: Tiny, nobody: Watc
     check_refused(fedloom_("join", stopped), InvalidConfig, "is not finished. Finish it with `fedloom resume")
     new_run(tiny("method=perfedrlnas", "split.rule=label", "split.alpha=10", "split.minimum=20"), tmp_path / "few", nobody)
     check_refused(fedloom_("join", tmp_path / "few", "--clients", 5000), InvalidData, "Use fewer clients or more data")
+
+
+@pytest.mark.parametrize("changes", [("method=perfedsde",), ("method=spider", "space=darts"), ("method=hapfnas", "split.server=0.1")])
+def test_every_search_method_welcomes_newcomers_and_hears_nothing(
+    changes: tuple[str, ...], tiny: Tiny, nobody: Watcher, fedloom_: Fedloom, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    new_run(tiny(*changes), folder, nobody)
+    before = everything(folder)
+    outcome = fedloom_("join", folder, "--clients", 2, "--out", tmp_path / "out")
+    assert outcome.code == 0 and "newcomer 2/2: test accuracy so far" in outcome.out and "their personal models: " in outcome.out
+    assert everything(folder) == before
+    told = json.loads((tmp_path / "out" / "join.json").read_text())
+    space = reopen_run(folder).bench.space
+    for newcomer in told["newcomers"]:
+        space.check(Architecture.parse(newcomer["architecture"]))
+        assert 0 <= newcomer["test_accuracy"] <= 1
+    assert [newcomer["name"] for newcomer in told["newcomers"]] == ["newcomer-000", "newcomer-001"]
+
+
+def test_newcomers_get_nothing_of_others(folder: Path) -> None:
+    run = reopen_run(folder)
+    state: Any = shared_state(run.method.start(0), run.state())
+    assert run.state().policies and not (state.policies or state.visits or state.accuracies or state.memories)
+    assert all(np.array_equal(state.weights[name], array) for name, array in run.state().weights.items())
+
+
+def test_a_policy_that_learns_alone(folder: Path) -> None:
+    """It moves towards what scored above its own mean so far; what is kept is the best of all it tried."""
+    run = reopen_run(folder)
+    method: Any = run.method
+    data = run.federation.data_of(run.federation.names[0])
+    scored: dict[str, float] = {}
+    scorer = method.bench.scorer
+    real = scorer.score_network
+
+    def listen(plain: Any, architecture: Any, statistics: Any, examples: Any) -> Any:
+        score = real(plain, architecture, statistics, examples)
+        if examples is data.validation:
+            scored.setdefault(architecture.id, score.accuracy)
+        return score
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scorer, "score_network", listen)
+        visited = welcome(method, shared_state(method.start(0), run.state()), ClientSite("late", data), rounds=6)
+    assert visited.answer.model is not None and visited.answer.diary.evaluated_architectures == len(scored)
+    assert scored[visited.answer.model.architecture] == max(scored.values())

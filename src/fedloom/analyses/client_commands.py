@@ -13,6 +13,7 @@ from rich.table import Table
 from fedloom.analyses.gain import EPOCHS, gain_of
 from fedloom.analyses.join import check_run as check_joinable
 from fedloom.analyses.join import join as join_run
+from fedloom.analyses.join import settle
 from fedloom.analyses.shared import PrintJson, RunFolder, console, say, write
 from fedloom.assemble import reopen_run
 from fedloom.core.errors import Interrupted
@@ -64,24 +65,30 @@ def gain(
     say(f"{target}/gain.svg, .png and .json")
 
 
-def join(
-    folder: RunFolder,
-    clients: Annotated[int, typer.Option(min=1, help="how many newcomers")] = 100,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds in which they only search")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="which data they have, and their draws")] = 0,
-    out: Annotated[Path | None, typer.Option(help="the folder for join.json, .svg and .png; RUN/analyses if not said")] = None,
-) -> None:
-    """Newcomers join a finished run of perfedrlnas: they look for their subnets in the frozen supernet (Fig. 5)."""
+def join(folder: Path, clients: int, rounds: int, seed: int, out: Path | None) -> None:
+    """Newcomers of a finished run, in simulation."""
     run = reopen_run(folder)
     check_joinable(run)
-
-    def show(number: int, mean: float, spread: float) -> None:
-        say(f"round {number}/{rounds}: subnets tried, test accuracy {mean:.2%} ± {spread:.2%} over {clients} newcomers")
-
-    found, target = join_run(run, clients, rounds, seed, show), out or folder / "analyses"
+    target = out or folder / "analyses"
     facts = {"schema": JOIN_SCHEMA, "space": run.settings.space, "dataset": run.settings.data.name, "seed": seed}
-    panel = Panel(f"{clients} newcomers", {"subnets tried": [100 * accuracy for accuracy in found.accuracies]})
-    pictures = plot_lines([[panel]], "round of search", "test accuracy in %")
+    if run.settings.method == "perfedrlnas":
+
+        def show(number: int, mean: float, spread: float) -> None:
+            say(f"round {number}/{rounds}: subnets tried, test accuracy {mean:.2%} ± {spread:.2%} over {clients} newcomers")
+
+        found = join_run(run, clients, rounds, seed, show)
+        panel = Panel(f"{clients} newcomers", {"subnets tried": [100 * accuracy for accuracy in found.accuracies]})
+        pictures = plot_lines([[panel]], "round of search", "test accuracy in %")
+        what = "their most likely architectures, untrained by them"
+    else:
+
+        def count(number: int, mean: float, spread: float) -> None:
+            say(f"newcomer {number}/{clients}: test accuracy so far {mean:.2%} ± {spread:.2%}")
+
+        found = settle(run, clients, seed, count)
+        panel = Panel(f"{clients} newcomers", {"personal models": sorted(100 * one.test_accuracy for one in found.newcomers)})
+        pictures = plot_lines([[panel]], "newcomer, sorted", "test accuracy in %")
+        what = "their personal models"
     mean, std = mean_and_std([newcomer.test_accuracy for newcomer in found.newcomers])
-    say(f"their most likely architectures, untrained by them: {mean:.2%} ± {std:.2%}")
+    say(f"{what}: {mean:.2%} ± {std:.2%}")
     write(target, "join", {**facts, **found.to_table()}, pictures)

@@ -1,7 +1,9 @@
-"""New clients of a finished run of PerFedRLNAS (Yao and Li, AAAI 2024, Fig. 5): the supernet is frozen, only their policies learn.
+"""New clients of a finished run: they search in its supernet, which stays as it is.
 
-In a round every newcomer gets a subnet drawn from its policy, which begins uniform, tries it as it is on its own validation data and
-reports how accurate it was, nothing else. Rewards are those of the method; time and memory play no part, because nothing is trained.
+Under PerFedRLNAS (Yao and Li, AAAI 2024, Fig. 5) only their policies learn, those of all newcomers together. In a round every newcomer
+gets a subnet drawn from its policy, which begins uniform, tries it as it is on its own validation data and reports how accurate it was,
+nothing else. Rewards are those of the method; time and memory play no part, because nothing is trained. Under the other methods a newcomer
+does what a client does that was never drawn: it gets the shared weights and sends nothing at all.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedloom.assemble import Reopened
+from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Report
 from fedloom.core.result import mean_and_std
 from fedloom.core.seeds import derive_seed
 from fedloom.data.splits import Federation, make_split
+from fedloom.engine.newcomers import check_joinable, shared_state, welcome
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """What one of them ends with: its most likely architecture, untrained by it."""
+    """What one of them ends with: under PerFedRLNAS its most likely architecture, untrained by it; elsewhere its personal model."""
 
     name: str
     architecture: str
@@ -29,7 +33,8 @@ class Newcomer:
 
 @dataclass(frozen=True)
 class Joined:
-    """accuracies: round by round, mean over newcomers of the test accuracy of the subnets they tried; spreads: over newcomers."""
+    """accuracies: round by round, mean over newcomers of the test accuracy of the subnets they tried; spreads: over newcomers. Both are
+    empty for methods without such rounds."""
 
     accuracies: tuple[float, ...]
     spreads: tuple[float, ...]
@@ -47,20 +52,41 @@ def check_method(run: Reopened) -> None:
 
 
 def check_run(run: Reopened) -> None:
-    check_method(run)
+    check_joinable(run.method, run.settings.method)
     folder = run.store.folder
     if not run.finished:
         raise InvalidConfig(f"{folder} is not finished. Finish it with `fedloom resume {folder}`")
 
 
-def join(run: Reopened, clients: int, rounds: int, seed: int, progress: Callable[[int, float, float], None]) -> Joined:
-    """Newcomers with data drawn by the run's own rule, from the same pools, with another seed. progress: round, mean accuracy, spread."""
-    settings, bench, dataset = run.settings, run.bench, run.federation.dataset
-    method: Any = run.method
+def settle(run: Reopened, clients: int, seed: int, progress: Callable[[int, float, float], None]) -> Joined:
+    """Newcomers of a method without policies. progress: how many have their model, the mean of their accuracies so far, the spread."""
+    place, federation, names = _newcomers(run, clients, seed)
+    state = replace(shared_state(run.method.start(run.settings.seed), run.state()), seed=place)
+    newcomers: list[Newcomer] = []
+    for name, own in names.items():
+        diary = welcome(run.method, state, ClientSite(name, federation.data_of(own))).answer.diary
+        newcomers.append(Newcomer(name, diary.architecture, diary.test_accuracy or 0.0))
+        progress(len(newcomers), *_spread({newcomer.name: newcomer.test_accuracy for newcomer in newcomers}))
+    return Joined((), (), tuple(newcomers))
+
+
+def _newcomers(run: Reopened, clients: int, seed: int) -> tuple[int, Federation, dict[str, str]]:
+    """Their seed, their data (by the run's own rule, from the same pools, with that seed), and newcomer -> its name there."""
+    settings, dataset = run.settings, run.federation.dataset
+    if dataset.members:
+        what = "The images of this run belong to its members, so there are none for newcomers"
+        raise InvalidConfig(f"{what}. A site joins with `fedloom join newcomers.safetensors --site SITE.toml`", key="data.name")
     place = derive_seed(settings.seed, "newcomers", seed)
     split = make_split(settings.split, dataset.train.labels, dataset.test.labels, clients, place)
-    federation = Federation(dataset, split, bench.device)
-    names = {name.replace("client", "newcomer"): name for name in federation.names}
+    federation = Federation(dataset, split, run.bench.device)
+    return place, federation, {name.replace("client", "newcomer"): name for name in federation.names}
+
+
+def join(run: Reopened, clients: int, rounds: int, seed: int, progress: Callable[[int, float, float], None]) -> Joined:
+    """Newcomers of PerFedRLNAS. progress: round, mean accuracy, spread."""
+    bench = run.bench
+    method: Any = run.method
+    place, federation, names = _newcomers(run, clients, seed)
     state = replace(run.state(), round=0, seed=place, policies={}, visits={}, accuracies={}, memories={})
     weights = bench.tensors(dict(state.weights))
 

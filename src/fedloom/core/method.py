@@ -51,4 +51,6 @@ class Method(Protocol[State]):
     def farewell(self, state: State, client: str) -> Instruction: ...
 
     # -- client ---------------------------------------------------------
+    # A method whose server does the searching may also have ``welcome(state, client, site, rounds) -> Answer``: how a newcomer searches
+    # alone, in a supernet that stays as it is. Others welcome one with ``farewell`` and ``answer``.
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer: ...

@@ -65,20 +65,7 @@ class Store:
 
     # -- server state --------------------------------------------------------------
     def save_state(self, state: Any, round: int) -> None:
-        """Any frozen dataclass of numbers, text, arrays and named arrays: every field is saved, so nothing is forgotten."""
-        arrays: dict[str, Any] = {}
-        facts: dict[str, Any] = {}
-        for item in fields(state):
-            value = getattr(state, item.name)
-            if isinstance(value, dict):
-                arrays |= {f"{item.name}/{name}": array for name, array in value.items()}
-                facts[item.name] = "named arrays"
-            elif hasattr(value, "dtype"):
-                arrays[item.name] = value
-            else:
-                facts[item.name] = value
-        facts = {"state": type(state).__name__, "round": round, "fields": facts}
-        write_arrays(self.folder / "state" / "server.safetensors", arrays, facts)
+        write_arrays(self.folder / "state" / "server.safetensors", *pack_state(state, round))
         self.checkpoint = round
 
     def load_state(self, template: State) -> State | None:
@@ -86,15 +73,8 @@ class Store:
         path = self.folder / "state" / "server.safetensors"
         if not path.exists():
             return None
-        arrays, facts = read_arrays(path)
-        try:
-            if facts["state"] != type(template).__name__:
-                raise ValueError(f"it holds a {facts['state']}, not a {type(template).__name__}")
-            values = {item.name: _restored(item.name, getattr(template, item.name), arrays, facts) for item in fields(template)}  # type: ignore[arg-type]
-            self.checkpoint = int(facts["round"])
-            return type(template)(**values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRun(f"{path} does not hold the state of this run's method and settings: {error}", path=str(path)) from error
+        state, self.checkpoint = read_state(path, template)
+        return state
 
     def save_split(self, arrays: Arrays, facts: dict[str, Any]) -> None:
         write_arrays(self.folder / "state" / "split.safetensors", arrays, facts)
@@ -161,6 +141,34 @@ class Store:
 
     def save_model(self, client: str, model: PersonalModel, description: dict[str, Any]) -> None:
         write_arrays(self.model_path(client), model.arrays, {**description, "architecture": model.architecture})
+
+
+def pack_state(state: Any, round: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Any frozen dataclass of numbers, text, arrays and named arrays: every field is saved, so nothing is forgotten."""
+    arrays: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    for item in fields(state):
+        value = getattr(state, item.name)
+        if isinstance(value, dict):
+            arrays |= {f"{item.name}/{name}": array for name, array in value.items()}
+            facts[item.name] = "named arrays"
+        elif hasattr(value, "dtype"):
+            arrays[item.name] = value
+        else:
+            facts[item.name] = value
+    return arrays, {"state": type(state).__name__, "round": round, "fields": facts}
+
+
+def read_state(path: Path, template: State) -> tuple[State, int]:
+    """The state in a file, of the same type as ``template``, and its round."""
+    arrays, facts = read_arrays(path)
+    try:
+        if facts["state"] != type(template).__name__:
+            raise ValueError(f"it holds a {facts['state']}, not a {type(template).__name__}")
+        values = {item.name: _restored(item.name, getattr(template, item.name), arrays, facts) for item in fields(template)}  # type: ignore[arg-type]
+        return type(template)(**values), int(facts["round"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRun(f"{path} does not hold the state of this run's method and settings: {error}", path=str(path)) from error
 
 
 def _restored(name: str, model: Any, arrays: dict[str, Any], facts: dict[str, Any]) -> Any:

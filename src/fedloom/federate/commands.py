@@ -14,6 +14,7 @@ from fedloom.federate.certs import make_certificates
 from fedloom.federate.serve import rehearsal
 from fedloom.federate.serve import serve as run_server
 from fedloom.federate.site import attend
+from fedloom.federate.site import join as join_alone
 from fedloom.report.live import LiveView
 
 console = Console()
@@ -48,6 +49,10 @@ def site(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="this si
     except KeyboardInterrupt:
         raise Interrupted("stopped. The same command goes on from here") from None
     say(f"All of it is in {folder}")
+
+
+def join_site(source: Path, file: Path, rounds: int) -> None:
+    say(f"All of it is in {join_alone(read_site(file), source, rounds, say)}")
 
 
 def certs(

@@ -7,21 +7,26 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from fedloom.assemble import environment, make_bench, new_run, so_far, with_weights
 from fedloom.config import to_toml
 from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.method import Method
 from fedloom.core.result import LedgerEntry, RunResult
 from fedloom.engine.flower import FlowerLink
+from fedloom.engine.newcomers import shared_state
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.seal import public_bytes, public_key
-from fedloom.engine.store import Store
+from fedloom.engine.store import Store, pack_state
 from fedloom.engine.superlink import SuperLink, need_flower
 from fedloom.federate.agreement import Agreement
+from fedloom.files import write_arrays
 from fedloom.methods.base import METHODS
+
+NEWCOMERS = "newcomers.safetensors"  # in the run folder
 
 
 def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) -> RunResult:
@@ -65,9 +70,20 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
             return run.execute(_Silence(list(sites)))
         with closing(SuperLink(own.address, Path(own.certificate), Path(own.key), sites, own.round.most, say)) as superlink:
             say(f"Listening at {superlink.address} for {', '.join(sites)}")
-            return run.execute(FlowerLink(superlink, keys, agreement.digest, method.uploads, own.round, run.record, say))
+            result = run.execute(FlowerLink(superlink, keys, agreement.digest, method.uploads, own.round, run.record, say))
+        _prepare_newcomers(store, method, initial, agreement.digest, say)
+        return result
     finally:
         store.release()
+
+
+def _prepare_newcomers(store: Store, method: Method[Any], initial: Any, digest: str, say: Callable[[str], None]) -> None:
+    """What sites need that arrive later, and nothing of those that took part."""
+    state, path = store.load_state(initial), store.folder / NEWCOMERS
+    if method.uploads and state is not None:
+        arrays, facts = pack_state(shared_state(initial, state), state.round)
+        write_arrays(path, arrays, {**facts, "federation": digest})
+        say(f"{path} is for sites that arrive later: fedloom join {NEWCOMERS} --site SITE.toml")
 
 
 def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedloom.assemble import describe_model, make_bench, usable_device
-from fedloom.core.client_site import ClientData, Examples
+from fedloom.core.client_site import ClientData, ClientSite, Examples
 from fedloom.core.errors import BadMessage, ConnectionRefused, FedloomError, InvalidConfig, UnusableFormat
 from fedloom.core.messages import FINISH, Instruction
 from fedloom.core.result import LedgerEntry
@@ -21,16 +21,17 @@ from fedloom.data.members import read_member
 from fedloom.data.readers import Pool
 from fedloom.data.splits import held_out
 from fedloom.engine.fleet import Fleet
+from fedloom.engine.newcomers import check_joinable, welcome
 from fedloom.engine.seal import private_key, signed
-from fedloom.engine.store import Store
+from fedloom.engine.store import Store, read_state
 from fedloom.engine.superlink import need_flower
-from fedloom.engine.visit import Books, visit
+from fedloom.engine.visit import Books, Visited, visit
 from fedloom.engine.wire import finite, from_bytes, to_bytes
 from fedloom.exchange.export import to_onnx
 from fedloom.exchange.models import load_model
 from fedloom.federate.agreement import Agreement, SiteSettings, read_agreement
 from fedloom.federate.statement import Departure, statement
-from fedloom.files import append_lines, write_file
+from fedloom.files import append_lines, read_arrays, write_file
 from fedloom.methods.base import METHODS
 
 Say = Callable[[str], None]
@@ -120,9 +121,9 @@ class Desk:
         device = usable_device(self.settings.device)
         settings, images = self.agreement.settings, self.agreement.images()
         bench = make_bench(settings, images, device)
-        self._method = METHODS[settings.method].make(settings.components[settings.method], bench)
-        self._data = own_data(self.settings, self.agreement, device)
-        self._books = Books(self._method, self.store, describe_model(settings, images), self._record)
+        self.method = METHODS[settings.method].make(settings.components[settings.method], bench)
+        self.data = own_data(self.settings, self.agreement, device)
+        self._books = Books(self.method, self.store, describe_model(settings, images), self._record)
         self._entries: list[LedgerEntry] = []
         self._final = False
         self._last = max((entry.round for entry in self.store.read_ledger()), default=-1)
@@ -136,7 +137,7 @@ class Desk:
         self.store.checkpoint = instruction.round
         self.store.rewind_ledger(rounds_over=instruction.action == FINISH)
         self._entries.clear()
-        visited = visit(self._method, instruction, self._data, *self._books.before(instruction))
+        visited = visit(self.method, instruction, self.data, *self._books.before(instruction))
         report = self._books.keep(instruction, visited)
         assert report is not None  # only simulated hardware is late
         self.store.append(self._entries)
@@ -146,6 +147,13 @@ class Desk:
         append_lines(self.store.folder / "left.jsonl", [departure.to_json()])  # before it does
         self._final = instruction.action == FINISH
         return signed(plain, data, self.key)
+
+    def keep(self, state: Any, visited: Visited) -> None:
+        """What a newcomer found; nothing leaves."""
+        instruction = Instruction(self.settings.name, state.round, FINISH, 0)
+        self.store.rewind_ledger(rounds_over=False)
+        self._books.keep(instruction, visited)
+        self.store.append(self._entries)
 
     def sent(self) -> None:
         self.done = self._final
@@ -173,7 +181,7 @@ class Desk:
             self.say(f"The personal model is not exported to ONNX: {error}")
             model = self.store.model_path(name)
         final = [entry for entry in self.store.read_ledger() if entry.final][-1]
-        text = statement(self.agreement.members.name, name, self._method.uploads, folder / "left.jsonl")
+        text = statement(self.agreement.members.name, name, self.method.uploads, folder / "left.jsonl")
         write_file(folder / "statement.txt", text.encode())
         result = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}
         self.store.write_text("result.json", json.dumps(result, indent=2) + "\n")
@@ -183,11 +191,30 @@ class Desk:
         return folder
 
 
+def join(settings: SiteSettings, file: Path, rounds: int, say: Say) -> Path:
+    """A personal model for a site that arrives after the rounds, from what the server has for newcomers; nothing is sent."""
+    agreement = read_agreement(Path(settings.federation))
+    store = Store(Path(settings.folder) / agreement.members.name / settings.name)
+    _, facts = read_arrays(file)
+    if facts.get("federation") != agreement.digest:
+        raise BadMessage(f"{file} is of another federation than {settings.federation}, or of other settings of it")
+    store.claim()
+    try:
+        desk = Desk(settings, agreement, None, store, say)
+        check_joinable(desk.method, agreement.settings.method)
+        state, _ = read_state(file, desk.method.start(agreement.settings.seed))
+        desk.keep(state, welcome(desk.method, state, ClientSite(settings.name, desk.data), rounds))
+        return desk.settle()
+    finally:
+        store.release()
+
+
 def own_data(settings: SiteSettings, agreement: Agreement, device: torch.device) -> ClientData:
     """This site's images on its device: the same parts as in a simulation of the federation with the same seed."""
     run = agreement.settings
     train, test = read_member(Path(settings.images), agreement.members.classes, run.data.image_size)
-    number = agreement.sites.index(settings.name)
+    sites = agreement.sites
+    number = sites.index(settings.name) if settings.name in sites else len(sites)  # of a newcomer
     fit, select = held_out(run.split, train.labels, run.seed, number)
     if len(fit) < 2 or not len(select) or not len(test):
         what = f"{len(fit)} training, {len(select)} validation and {len(test)} test images"

@@ -38,13 +38,15 @@ def statement(federation: str, site: str, uploads: Manifest, log: Path) -> str:
     """In words, for whoever answers for the site's data."""
     lines = []
     try:
-        for line in log.read_text().splitlines():
+        for line in log.read_text().splitlines() if log.exists() else ():
             lines.append(Departure(**json.loads(line)))
     except (OSError, ValueError, TypeError) as error:
         raise DamagedRun(f"{log} cannot be read ({error}); it must not be changed by hand") from error
     total = sum(line.bytes for line in lines)
     rounds = sorted({line.round + 1 for line in lines if line.fields})
     text = [f"What left {site} in the federation {federation}", ""]
+    if not lines:
+        return "\n".join([*text, "Nothing."]) + "\n"
     text.append(f"{len(lines)} reports with {total:,} bytes of content left this site, in {len(rounds)} rounds ({_ranges(rounds)}).")
     for name, upload in uploads.items():
         sent = sum(line.fields.get(name, 0) for line in lines)

@@ -238,6 +238,32 @@ class PerFedRLNAS:
         report = Report(instruction.client, instruction.round, {"update": update}, facts)
         return Answer(report, diary=replace(diary, evaluated_architectures=1, notes=notes))
 
+    def welcome(self, state: PerFedRLNASState, client: str, site: ClientSite, rounds: int) -> Answer:
+        """A newcomer alone with the frozen supernet (Fig. 5): its policy learns from its own validation scores, counted from their mean so
+        far, since there is nobody to compare with. Fine-tuned is the best of all it tried and its most likely architecture."""
+        bench, space = self.bench, self.bench.space
+        weights, known = bench.tensors(state.weights), self._policy(state, client)
+        tried: dict[Architecture, float] = {}
+        scores: list[float] = []
+
+        def tried_out(architecture: Architecture) -> float:
+            if architecture not in tried:
+                plain = bench.supernet.plain(weights, architecture)
+                statistics = bench.scorer.calibrate(plain, architecture, site.data.train)
+                tried[architecture] = bench.scorer.score_network(plain, architecture, statistics, bench.selecting(site.data)).accuracy
+            return tried[architecture]
+
+        with site.clock("search"):
+            for number in range(rounds):
+                draw = rng(state.seed, "newcomer", client, number)
+                architecture = self._fitting(policy.draw(known[0], space.sizes, draw))
+                scores.append(tried_out(architecture))
+                known = self._moved(known, architecture, scores[-1] - float(np.mean(scores)), number + 1)
+            tried_out(self._fitting(policy.most_likely(known[0], space.sizes)))
+        best = max(tried, key=lambda architecture: tried[architecture])  # of equals the first
+        model, diary = bench.personalise(site, best, bench.supernet.plain(weights, best), derive_seed(state.seed, state.round, client))
+        return Answer(Report(client, state.round), diary=replace(diary, evaluated_architectures=len(tried)), model=model)
+
     def _seconds(self, instruction: Instruction, site: ClientSite, macs: int, update: Arrays) -> float:
         """Round time: training, and the subnet on its way there and back."""
         bytes = payload_bytes(instruction) + sum(array.nbytes for array in update.values())

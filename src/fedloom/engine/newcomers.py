@@ -1,0 +1,34 @@
+"""Who arrives after the rounds: a personal model by search alone, in the supernet as it is. Nothing is sent."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import fields, replace
+from typing import Any
+
+from fedloom.core.client_site import ClientSite
+from fedloom.core.errors import ClientFailed, InvalidConfig
+from fedloom.core.method import Answer, Method, State
+from fedloom.engine.visit import Visited
+
+ROUNDS = 20  # in which a newcomer tries architectures, for methods that search by rounds
+
+
+def shared_state(initial: State, state: State) -> State:
+    """What newcomers may have: everything but what the server knows of single clients, which is what begins empty."""
+    personal: dict[str, Any] = {item.name: {} for item in fields(initial) if getattr(initial, item.name) == {}}  # type: ignore[arg-type]
+    return replace(state, **personal)  # type: ignore[type-var]
+
+
+def welcome(method: Method[Any], state: Any, site: ClientSite, rounds: int = ROUNDS) -> Visited:
+    """A newcomer's personal model."""
+    alone = getattr(method, "welcome", None)
+    answer: Answer = alone(state, site.name, site, rounds) if alone else method.answer(method.farewell(state, site.name), site)
+    if answer.model is None or answer.report.arrays or answer.report.facts:
+        raise ClientFailed(f"{site.name}: a newcomer must end with a personal model and send nothing", client=site.name)
+    return Visited(answer, site.clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
+
+
+def check_joinable(method: Method[Any], name: str) -> None:
+    if not method.uploads:  # nobody sends anything, so there is nothing that is shared
+        raise InvalidConfig(f"{name} shares nothing that a newcomer could join", key="method")
