@@ -107,3 +107,4 @@ def _ratio(updates: Sequence[Arrays], weights: Sequence[Arrays], examples: Seque
 
 RULES = (coverage, coverage_equal, coverage_effort, fedavg, clipped, median, trimmed_mean)
 AVERAGING: dict[str, Rule] = {rule.__name__: rule for rule in RULES}
+WHOLE = {name: AVERAGING[name] for name in ("fedavg", "clipped", "median", "trimmed_mean")}  # where everybody trains everything

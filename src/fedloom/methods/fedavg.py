@@ -16,7 +16,7 @@ from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, fr
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
-from fedloom.maths import averaging
+from fedloom.maths.averaging import WHOLE
 from fedloom.methods.base import METHODS
 from fedloom.training.bench import Bench
 
@@ -24,6 +24,7 @@ from fedloom.training.bench import Bench
 @dataclass(frozen=True)
 class FedAvgSettings:
     architecture: str = setting("medium", "the network: smallest, medium, largest, random, or an architecture's id")
+    averaging: str = setting("fedavg", "how updates are combined; the others hold against a few hostile clients", choices=WHOLE)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class FedAvg:
     def absorb(self, state: FedAvgState, reports: Sequence[Report]) -> FedAvgState:
         if not reports:
             return replace(state, round=state.round + 1)
-        mean = averaging.fedavg([r.arrays["update"] for r in reports], [], [float(r.facts["examples"]) for r in reports])
+        combine = WHOLE[self.settings.averaging]
+        mean = combine([r.arrays["update"] for r in reports], [], [float(r.facts["examples"]) for r in reports])
         weights = {name: array + mean[name] for name, array in state.weights.items()}
         return replace(state, round=state.round + 1, weights=frozen(weights))
 

@@ -39,7 +39,7 @@ from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, fr
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
-from fedloom.maths import averaging
+from fedloom.maths.averaging import WHOLE
 from fedloom.maths.perturbation import Kept, Rank, decide_edges, decided, prune_nodes
 from fedloom.maths.relaxation import Table, mixed_level_step, softmax, strongest
 from fedloom.methods.base import METHODS
@@ -68,6 +68,7 @@ class SpiderSettings:
     prune: bool = setting(False, "then leave every node two inputs; needs darts.operations s2n or full, which have none")
     clip: float = setting(5.0, "largest norm of a gradient of the shared supernet; 0 does not clip", low=0)
     join_validation: bool = setting(True, "train on validation images as well once the search is over, as the paper does")
+    averaging: str = setting("fedavg", "how updates are combined; the others hold against a few hostile clients", choices=WHOLE)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ class Spider:
     def absorb(self, state: SpiderState, reports: Sequence[Report]) -> SpiderState:
         if not reports:
             return replace(state, round=state.round + 1)
-        mean = averaging.fedavg([r.arrays["update"] for r in reports], [], [float(r.facts["examples"]) for r in reports])
+        combine = WHOLE[self.settings.averaging]
+        mean = combine([r.arrays["update"] for r in reports], [], [float(r.facts["examples"]) for r in reports])
         weights = {name: array + mean[name] for name, array in state.weights.items()}
         return replace(state, round=state.round + 1, weights=frozen(weights))
 
