@@ -44,7 +44,7 @@ def nobody() -> Watcher:
     def silent(*facts: object, **named: object) -> None:
         return None
 
-    return SimpleNamespace(begin=silent, participation=silent, round_done=silent, end=silent)
+    return SimpleNamespace(begin=silent, stage=silent, participation=silent, round_done=silent, end=silent)
 
 
 @pytest.fixture(scope="session", autouse=True)

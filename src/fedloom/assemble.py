@@ -189,7 +189,7 @@ def _federate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
         )
         hardware = assigned(settings.hardware, federation.names, settings.seed)
         books = Books(method, store, describe_model(settings, dataset), run.record, hardware, settings.hardware.deadline)
-        with _linked(settings, method, federation, split, books, bench) as link:
+        with _linked(settings, method, federation, split, books, bench, watcher) as link:
             return run.execute(link)
     finally:
         store.release()
@@ -197,15 +197,15 @@ def _federate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
 
 @contextmanager
 def _linked(
-    settings: Settings, method: Method[Any], federation: Federation, split: Split, books: Books, bench: Bench
+    settings: Settings, method: Method[Any], federation: Federation, split: Split, books: Books, bench: Bench, watcher: Watcher
 ) -> Iterator[Link]:
     """The engine's way to reach clients."""
     if settings.engine == "inline":
-        yield InlineLink(method, federation.names, federation.data_of, books)
+        yield InlineLink(method, federation.names, federation.data_of, books, watcher.stage)
         return
     begin = partial(simulation, to_toml(settings), split.to_arrays(), {name: tensor.numpy() for name, tensor in bench.start.items()})
     with workers(settings.components["ray"], bench.device.type == "cuda", begin) as made:
-        yield RayLink(federation.names, books, made)
+        yield RayLink(federation.names, books, made, watcher.stage)
 
 
 def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:
@@ -299,6 +299,17 @@ def so_far(store: Store) -> tuple[float, bool]:
         return float(result["cost"]["seconds"]), bool(result["finished"])
     except (DamagedRun, ValueError, KeyError, TypeError):
         return 0.0, False  # no result was written yet
+
+
+def read_result(store: Store) -> dict[str, Any]:
+    """result.json as it stands; a run that was stopped before its first checkpoint has none."""
+    try:
+        result = json.loads(store.read_text("result.json"))
+        if not isinstance(result, dict) or not {"method", "clients", "cost", "uploads", "finished"} <= set(result):
+            raise ValueError("something is missing")
+    except ValueError as error:
+        raise DamagedRun(f"{store.folder / 'result.json'} is damaged ({error})", folder=str(store.folder)) from error
+    return result
 
 
 def _known(accuracy: float | None) -> float:

@@ -25,13 +25,14 @@ from fedloom import config, workshop
 from fedloom.analyses.client_commands import gain
 from fedloom.analyses.client_commands import join as join_in_simulation
 from fedloom.analyses.commands import app as analyse
-from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
+from fedloom.assemble import free_folder, new_run, read_result, resume_run, saved_settings
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, InvalidData
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DATASETS
 from fedloom.engine.newcomers import ROUNDS
+from fedloom.engine.run import Watcher
 from fedloom.engine.store import Store
 from fedloom.exchange import foreign
 from fedloom.exchange.export import FORMATS
@@ -49,7 +50,9 @@ from fedloom.report.drawing import draw
 from fedloom.report.live import LiveView
 from fedloom.report.live_runs import LiveRuns
 from fedloom.report.live_stages import LiveStages
+from fedloom.report.show import client_view, run_view
 from fedloom.report.tables import client_table, space_card, space_table, summary
+from fedloom.report.track import Several, Tracker
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.training.latency import measure_latency
 
@@ -90,7 +93,8 @@ def run(
     settings = config.load(source, changes)
     folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
     start = f", from the weights in {settings.weights}" if settings.weights else ""
-    _watch(folder, f"{settings.method} on {settings.data.name}, into {folder}{start}", lambda view: new_run(settings, folder, view))
+    title = f"{settings.method} on {settings.data.name}, into {folder}{start}"
+    _watch(folder, title, settings.run.track, lambda view: new_run(settings, folder, view))
 
 
 def _source(source: str, overrides: list[str] | None) -> tuple[str, list[str]]:
@@ -119,13 +123,14 @@ def join(
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a stopped run")]) -> None:
     """Continue a stopped run; finished rounds are not repeated."""
-    _watch(folder, f"resuming {folder}", lambda view: resume_run(folder, view))
+    _watch(folder, f"resuming {folder}", saved_settings(folder).run.track, lambda view: resume_run(folder, view))
 
 
-def _watch(folder: Path, title: str, work: Callable[[LiveView], RunResult]) -> None:
+def _watch(folder: Path, title: str, track: bool, work: Callable[[Watcher], RunResult]) -> None:
+    trackers = [Tracker(folder / "tensorboard")] if track else []
     try:
         with LiveView(console, title) as view:
-            result = work(view)
+            result = work(Several([view, *trackers]) if trackers else view)
     except KeyboardInterrupt:
         begun = (folder / "config.toml").exists()
         raise Interrupted(f"stopped. Continue with `fedloom resume {folder}`" if begun else "stopped before the run began") from None
@@ -396,6 +401,32 @@ def predict(
     if unreadable:
         reasons = "; ".join(f"{name} ({reason})" for name, reason in unreadable.items())
         raise InvalidData(f"{len(unreadable)} of {len(images)} images cannot be read: {reasons}", files=tuple(unreadable))
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, finished or not")],
+    client: Annotated[str, typer.Option(help="only this client: its participations and its architecture, drawn")] = "",
+) -> None:
+    """A run in the terminal: accuracies, clients, time; with --client one of them and its architecture."""
+    store = Store(folder)
+    saved_settings(folder)  # proves that it is a run, and brings its plugins
+    entries = list(store.read_ledger())
+    if not client:
+        for part in run_view(read_result(store), entries):
+            console.print(part, highlight=False)
+        return
+    own = [entry for entry in entries if entry.client == client]
+    if not own:
+        names = sorted({entry.client for entry in entries})
+        raise InvalidConfig(f"{folder} has nothing of a client {client!r}. {did_you_mean(client, names)}", client=client)
+    drawing, architecture = None, ""
+    if store.model_path(client).exists():
+        _, facts = load_model(store.model_path(client))
+        space = supernet_of(facts).space
+        drawing, architecture = space.drawing(space.find(facts["architecture"], rng(0))), facts["architecture"]
+    for part in client_view(client, own, drawing, architecture):
+        console.print(part, highlight=False)
 
 
 @app.command("draw")

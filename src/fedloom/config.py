@@ -39,6 +39,7 @@ ENGINES = {
 class RunSettings:
     folder: str = setting("", "where the run is kept; empty is runs/<preset>, with a number added when that exists")
     checkpoint_every: int = setting(1, "rounds between saved states", low=1)
+    track: bool = setting(False, "write scalars for TensorBoard into the run's folder tensorboard/ (extra track)")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -144,3 +145,31 @@ def test_a_method_without_rounds_fills_their_bar_at_its_end(clock: Clock) -> Non
         view.end(RESULT)
     text = visible(stream.getvalue())
     assert "4/4" in text and "1/1" in text and "client-0 90.0%" in text
+
+
+def test_a_terminal_shows_who_is_at_work_and_where_the_time_goes(clock: Clock) -> None:
+    stream = io.StringIO()
+    view = LiveView(Console(file=stream, force_terminal=True, width=140, legacy_windows=False))
+    with view:
+        view.begin(4, 3, 0)
+        view.stage("client-0", "train")
+        clock.now += 7
+        text = drawn(view)
+        assert "at work" in text and "client-0: train, 7 s" in text and "rounds end" not in text
+        for round, accuracy in enumerate((0.25, 0.5)):
+            done = replace(entry(0, round, accuracy), seconds={"train": 6.0, "score": 2.0})
+            view.participation(done)
+            view.round_done(round + 1, [done])
+        text = drawn(view)
+        assert "at work" not in text and "▁█  25.0% -> 50.0%" in text
+        assert "train 12.0 s" in text and "score 4.0 s" in text and text.index("train 12.0") < text.index("score 4.0")
+        assert "rounds end" in text
+        for number in range(12):
+            view.stage(f"client-{number}", "score")
+        assert "and 4 more" in drawn(view)
+
+
+def drawn(view: LiveView) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(view._dashboard())
+    return console.file.getvalue()  # type: ignore[attr-defined]

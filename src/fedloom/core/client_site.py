@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -48,13 +48,16 @@ class ClientMemory:
 
 
 class Stopwatch:
-    """Seconds by stage. Measures; never decides."""
+    """Seconds by stage. Measures; never decides. entered: told of every stage that begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, entered: Callable[[str], None] | None = None) -> None:
         self.seconds: dict[str, float] = {}
+        self._entered = entered
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        if self._entered:
+            self._entered(stage)
         start = time.perf_counter()
         try:
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fedloom.core.client_site import ClientData
@@ -24,8 +25,16 @@ class InlineLink:
 
     at_once = 1
 
-    def __init__(self, method: Method[Any], clients: Sequence[str], data_of: Callable[[str], ClientData], books: Books) -> None:
-        self._method, self._clients, self._data_of, self._books = method, clients, data_of, books
+    def __init__(
+        self,
+        method: Method[Any],
+        clients: Sequence[str],
+        data_of: Callable[[str], ClientData],
+        books: Books,
+        stage: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """stage: told of every stage (client, stage) that begins."""
+        self._method, self._clients, self._data_of, self._books, self._stage = method, clients, data_of, books, stage
 
     def clients(self) -> Sequence[str]:
         return self._clients
@@ -35,5 +44,6 @@ class InlineLink:
         return [report for report in reports if report is not None]
 
     def _visit(self, instruction: Instruction) -> Report | None:
-        visited = visit(self._method, instruction, self._data_of(instruction.client), *self._books.before(instruction))
+        entered = partial(self._stage, instruction.client) if self._stage else None
+        visited = visit(self._method, instruction, self._data_of(instruction.client), *self._books.before(instruction), entered)
         return self._books.keep(instruction, visited)

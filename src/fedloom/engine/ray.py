@@ -58,8 +58,10 @@ class Worker:
 
 
 class RayLink:
-    def __init__(self, clients: Sequence[str], books: Books, workers: Sequence[Any]) -> None:
-        self._clients, self._books, self._workers = clients, books, workers
+    def __init__(
+        self, clients: Sequence[str], books: Books, workers: Sequence[Any], stage: Callable[[str, str], None] | None = None
+    ) -> None:
+        self._clients, self._books, self._workers, self._stage = clients, books, workers, stage
         self.at_once = len(workers)
 
     def clients(self) -> Sequence[str]:
@@ -77,6 +79,8 @@ class RayLink:
 
         def send(worker: Any, instruction: Instruction) -> Any:
             stored = {name: references[id(group)] for name, group in instruction.arrays.items()}
+            if self._stage:  # which one, only the worker knows
+                self._stage(instruction.client, "at a worker")
             return worker.visit.remote(replace(instruction, arrays={}), stored, *self._books.before(instruction))
 
         answers = ActorPool(list(self._workers)).map(send, instructions)  # in the order of the instructions

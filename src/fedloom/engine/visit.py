@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedloom.core.boundary import release
-from fedloom.core.client_site import ClientData, ClientMemory, ClientSite
+from fedloom.core.client_site import ClientData, ClientMemory, ClientSite, Stopwatch
 from fedloom.core.errors import ClientFailed, FedloomError
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
@@ -26,8 +26,16 @@ class Visited:
     process_memory_mb: float  # the highest so far, where the visit took place
 
 
-def visit(method: Method[Any], instruction: Instruction, data: ClientData, memory: ClientMemory, hardware: Hardware) -> Visited:
-    site = ClientSite(instruction.client, data, memory, hardware=hardware)
+def visit(
+    method: Method[Any],
+    instruction: Instruction,
+    data: ClientData,
+    memory: ClientMemory,
+    hardware: Hardware,
+    entered: Callable[[str], None] | None = None,
+) -> Visited:
+    """entered: told of every stage that begins."""
+    site = ClientSite(instruction.client, data, memory, Stopwatch(entered), hardware)
     who = f"{instruction.client}, round {instruction.round}"
     try:
         answer = method.answer(instruction, site)

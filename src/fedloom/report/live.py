@@ -1,39 +1,54 @@
-"""A run as it goes by: a progress bar on a terminal, plain lines elsewhere."""
+"""A run as it goes by: a small dashboard on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from fedloom.core.result import LedgerEntry, RunResult, mean_and_std
+from fedloom.report.sparks import bar, spark_line
 
 QUIET_SECONDS = 2.0  # between two plain lines
+REFRESH = 4  # times a second
+SHOWN = 8  # clients at work that are named
 
 
 class LiveView:
-    """Shows rounds, then the final participation: who is done, the accuracy so far, the time left."""
+    """Shows rounds, then the final participation: who does what, the accuracy so far, where the time goes, when it ends."""
 
     def __init__(self, console: Console, title: str = "") -> None:
         self._console, self._title = console, title
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"))
-        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, auto_refresh=False)
         self._tasks: dict[str, TaskID] = {}
-        self._rounds = self._clients = self._finals = self._first = 0
+        self._rounds = self._clients = self._finals = self._first = self._done = 0
         self._started = self._last_line = time.monotonic()
+        self._working: dict[str, tuple[str, float]] = {}  # client -> its stage, and since when
+        self._accuracies: list[float] = []  # mean of each round
+        self._stages: dict[str, float] = {}  # seconds so far
+        self._live = Live(console=console, get_renderable=self._dashboard, refresh_per_second=REFRESH) if console.is_terminal else None
 
     def __enter__(self) -> LiveView:
-        self._progress.start()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._progress.stop()
+        self._working.clear()
+        if self._live:
+            self._live.stop()
 
     def begin(self, rounds: int, clients: int, rounds_done: int, clients_done: int = 0) -> None:
         self._rounds, self._clients, self._first, self._finals = rounds, clients, rounds_done, clients_done
+        self._done = rounds_done
         self._started = time.monotonic()
         if self._title:
             self._console.print(self._title, highlight=False, soft_wrap=True, markup=False)
@@ -45,7 +60,13 @@ class LiveView:
             models = f" and {clients_done} personal models" if clients_done else ""
             self._line(f"going on after round {rounds_done} of {rounds}{models}", force=True)
 
+    def stage(self, client: str, stage: str) -> None:
+        self._working[client] = (stage, time.monotonic())
+
     def participation(self, entry: LedgerEntry) -> None:
+        self._working.pop(entry.client, None)
+        for stage, seconds in entry.seconds.items():
+            self._stages[stage] = self._stages.get(stage, 0.0) + seconds
         accuracy = "" if entry.test_accuracy is None else f" {entry.test_accuracy:.1%}"
         if not entry.final:
             self._progress.update(self._tasks["rounds"], news=f"{entry.client}{accuracy}")
@@ -57,13 +78,46 @@ class LiveView:
 
     def round_done(self, round: int, entries: Sequence[LedgerEntry]) -> None:
         mean, _ = mean_and_std([entry.test_accuracy for entry in entries if entry.test_accuracy is not None])
+        if mean is not None:
+            self._accuracies.append(mean)
+        self._done = round
         news = f"{len(entries)} clients" + ("" if mean is None else f", accuracy {mean:.1%}")
         self._progress.update(self._tasks["rounds"], completed=round, news=news)
-        left = (time.monotonic() - self._started) / max(round - self._first, 1) * (self._rounds - round)
-        self._line(f"round {round}/{self._rounds}: {news}, about {left:.0f} s of rounds left", force=round == self._rounds)
+        self._line(f"round {round}/{self._rounds}: {news}, about {self._left():.0f} s of rounds left", force=round == self._rounds)
 
     def end(self, result: RunResult) -> None:
         self._progress.update(self._tasks["final"], completed=self._clients)
+
+    def _left(self) -> float:
+        """Seconds of rounds, if they go on as they did."""
+        return (time.monotonic() - self._started) / max(self._done - self._first, 1) * (self._rounds - self._done)
+
+    # -- on a terminal ------------------------------------------------------------
+    def _dashboard(self) -> RenderableType:
+        return Group(self._progress.get_renderable(), *self._rows())
+
+    def _rows(self) -> Iterator[RenderableType]:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="ellipsis", no_wrap=True)
+        if self._accuracies:
+            first, last = self._accuracies[0], self._accuracies[-1]
+            line = spark_line(self._accuracies, max(10, min(60, self._console.width - 50)))
+            grid.add_row("accuracy", Text(f"{line}  {first:.1%} -> {last:.1%} (mean of the round's clients)"))
+        working, stages = list(self._working.items()), dict(self._stages)  # the run goes on while this is drawn
+        for number, (client, (stage, since)) in enumerate(working):
+            if number == SHOWN:
+                grid.add_row("", Text(f"and {len(working) - SHOWN} more"))
+                break
+            grid.add_row("at work" if not number else "", Text(f"{client}: {stage}, {time.monotonic() - since:.0f} s"))
+        whole = sum(stages.values()) or 1.0
+        for number, (stage, seconds) in enumerate(sorted(stages.items(), key=lambda pair: -pair[1])[:6]):
+            grid.add_row("seconds by stage" if not number else "", Text(f"{bar(seconds / whole, 20)} {stage} {seconds:.1f} s"))
+        if self._done - self._first > 0 and self._done < self._rounds:
+            ends = datetime.now() + timedelta(seconds=self._left())
+            grid.add_row("rounds end", Text(f"about {ends:%H:%M:%S}"))
+        if grid.row_count:
+            yield grid
 
     def _line(self, text: str, force: bool = False) -> None:
         now = time.monotonic()
