@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedloom.assemble import new_run
 from fedloom.config import load, presets
 from fedloom.engine.run import Watcher
+from fedloom.exchange.models import make_supernet
+from fedloom.generator.shelf import load_generator
 from fedloom.spaces.base import SPACES, ImageShape
 from generators import fake_generator
 from perfedsde_support import overheard
@@ -108,6 +111,17 @@ def test_the_papers_setting_in_other_spaces(data: str, name: str, population: in
     space = SPACES[name].make(settings.components[name], ImageShape(3, 32, 10))
     assert (own.population or 3 * len(space.genes)) == 3 * sum(len(gene.values) > 1 for gene in space.genes) == population
     assert settings.components[name] == type(settings.components[name])()  # at 32 pixels, as the defaults are
+
+
+@pytest.mark.parametrize("preset", ["cifar10-paper", "cifar100-paper"])
+@pytest.mark.parametrize("name", ["mobilenetv3", "darts", "nasvit"])
+def test_the_papers_setting_takes_any_space(preset: str, name: str) -> None:
+    """`space=…` is the twin with that space's name, but for NASViT's population; the shipped generator of each is guided."""
+    settings = load(preset, [f"space={name}"])
+    twin = settings if name == "mobilenetv3" else load(f"{preset}-{name}", ["perfedsde.population=0"])
+    assert settings.space == name and settings == twin
+    space = make_supernet(name, settings.components[name], ImageShape(3, 32, 100 if "100" in preset else 10)).space
+    assert load_generator(space, "", "", torch.device("cpu")).guided
 
 
 # -- what they do ------------------------------------------------------------------------
