@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Path]]:
     """What ``run`` would have run, and where."""
     heard: list[tuple[Settings, Path]] = []
 
-    def watch(folder: Path, title: str, work: Callable[[None], None]) -> None:
+    def watch(folder: Path, title: str, track: bool, work: Callable[[None], None]) -> None:
         work(None)
         assert heard[-1][1] == folder
 
