@@ -47,6 +47,7 @@ from fedloom.report.live import LiveView
 from fedloom.report.live_runs import LiveRuns
 from fedloom.report.live_stages import LiveStages
 from fedloom.report.tables import client_table, space_card, space_table, summary
+from fedloom.reporting.command import report
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.training.latency import measure_latency
 
@@ -57,6 +58,7 @@ app = typer.Typer(
 app.add_typer(analyse, name="analyse")
 app.command()(join)
 app.command()(gain)
+app.command()(report)
 console = Console()
 
 

@@ -108,6 +108,8 @@ class RunView:
     manifest: Manifest | None = None
     space: SearchSpace | None = None
     holdings: Holdings | None = None
+    split: str = ""  # the same for runs whose clients hold the same images
+    about: str = ""  # what the method is, in its own words
     no_data: str = ""  # why there are no holdings
     no_space: str = ""  # why architectures cannot be looked at
 

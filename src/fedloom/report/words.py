@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 NOT_XML = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what no page may hold, and control characters
+TIGHT = "\u00a0"  # a number and its unit stay on one line
 LONGEST = 80  # letters of a name that is shown
 
 
@@ -16,7 +17,7 @@ def plain(text: object, longest: int = LONGEST) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    return "–" if share is None else f"{100 * share:.{digits}f} %"
+    return "–" if share is None else f"{100 * share:.{digits}f}{TIGHT}%"
 
 
 def points(share: float | None) -> str:
@@ -32,26 +33,32 @@ def count(number: float) -> str:
     for unit, name in ((1e15, "quadrillion"), (1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e4, "thousand")):
         if abs(number) >= unit:
             scale = 1e3 if name == "thousand" else unit
-            return f"{three_digits(number / scale)} {name}"
+            return f"{three_digits(number / scale)}{TIGHT}{name}"
     return f"{number:,.0f}"
 
 
 def byte_count(number: float) -> str:
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(number) >= unit:
-            return f"{three_digits(number / unit)} {name}"
-    return f"{number:.0f} B"
+            return f"{three_digits(number / unit)}{TIGHT}{name}"
+    return f"{number:.0f}{TIGHT}B"
 
 
 def duration(seconds: float) -> str:
     if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
+        return f"{1000 * seconds:.0f}{TIGHT}ms"
     if seconds < 120:
-        return f"{three_digits(seconds)} s"
+        return f"{three_digits(seconds)}{TIGHT}s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 120:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+        return f"{minutes}{TIGHT}min {rest}{TIGHT}s"
+    return f"{minutes // 60}{TIGHT}h {minutes % 60}{TIGHT}min"
+
+
+def correlation(value: float) -> str:
+    """Two digits, and no sign before nothing."""
+    text = f"{value:.2f}"
+    return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
 
 
 def three_digits(number: float) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
+
+import numpy as np
 
 from fedloom.core.result import ClientResult
 from fedloom.maths.ranking import spearman
-from fedloom.report.figure import BLUE, GREEN, INK, VERMILION, Axis, Figure, Missing, Numbers, Shown
+from fedloom.report.figure import BLUE, FAINT, GREEN, INK, SERIES, VERMILION, Axis, Figure, Missing, Numbers, Shown
 from fedloom.report.view import Baseline, RunView
-from fedloom.report.words import byte_count, count, listed, many, percent, plain, points
+from fedloom.report.words import byte_count, correlation, count, listed, many, percent, plain, points
 
 NAMED = 40  # clients whose names fit beside their bars
 
@@ -77,6 +80,86 @@ def client_bars(run: RunView, baselines: Sequence[Baseline]) -> Shown:
     )
 
 
+def distribution(run: RunView, baselines: Sequence[Baseline]) -> Shown:
+    """Every client a dot, this run and its baselines side by side."""
+    title = "All clients, by method"
+    if not run.clients:
+        return Missing(title, no_clients(run))
+    groups = {run.method: [client.test_accuracy for client in run.clients]}
+    groups |= {baseline.method: list(baseline.accuracies.values()) for baseline in baselines}
+    numbers = Numbers(
+        ("method", "mean", "spread", "lowest", "median", "highest"),
+        tuple((name, *map(percent, (np.mean(v), np.std(v), min(v), float(np.median(v)), max(v)))) for name, v in groups.items()),
+    )
+    lowest = min(groups, key=lambda name: min(groups[name]))
+    narrow = min(groups, key=lambda name: float(np.std(groups[name])))
+    if len(groups) == 1:
+        said = f"Half of the clients are above {percent(float(np.median(groups[run.method])))}. There are no other runs on the same split to set beside them."
+    else:
+        said = f"Dots are clients, lines are means. The lowest client of all is one of {lowest}, with {percent(min(groups[lowest]))}; clients differ least under {narrow}, by ± {percent(float(np.std(groups[narrow])))}."
+    return strips("distribution", title, groups, said, numbers)
+
+
+def strips(key: str, title: str, groups: Mapping[str, Sequence[float]], said: str, numbers: Numbers) -> Figure:
+    def fill(axes: Any) -> None:
+        for place, (values, colour) in enumerate(zip(groups.values(), cycle(SERIES))):
+            ranked = np.sort(np.asarray(values))
+            aside = 0.24 * np.sin(2.4 * np.arange(len(ranked)))  # so that dots do not hide each other; the same every time
+            style = {"ms": 4 if len(ranked) <= NAMED else 2.5, "mew": 0, "alpha": 0.6}
+            axes.plot(place + aside, 100 * ranked, ls="", marker="o", color=colour, **style)
+            axes.plot([place - 0.36, place + 0.36], [100 * ranked.mean()] * 2, color=INK, lw=1.6)
+        axes.set_xticks(range(len(groups)), [plain(name, 18) for name in groups], rotation=30 if len(groups) > 5 else 0)
+        axes.set_xlim(-0.6, len(groups) - 0.4)
+        axes.grid(axis="x", visible=False)
+
+    return Figure(key, title, Axis("method", "by name"), Axis("test accuracy", "%"), said, fill, numbers)
+
+
+def against_alone(run: RunView, baselines: Sequence[Baseline]) -> Shown:
+    title = "Who gains: with the federation, and alone"
+    local = next((baseline for baseline in baselines if baseline.method == "local"), None)
+    if not run.clients:
+        return Missing(title, no_clients(run))
+    if local is None or not gains(run, local):
+        why = "local is the method of this run" if run.method == "local" else "there is no run of local on the same split"
+        return Missing(title, f"What clients reach alone is not known: {why}.")
+    own = gains(run, local)
+    pairs = [(100 * local.accuracies[client.name], 100 * client.test_accuracy) for client in run.clients if client.name in own]
+
+    def fill(axes: Any) -> None:
+        low = min(min(pair) for pair in pairs) - 3
+        axes.plot([low, 101], [low, 101], color=FAINT, lw=0.8)
+        for better, colour, mark in ((True, BLUE, "o"), (False, VERMILION, "s")):
+            some = [(x, y) for x, y in pairs if (y >= x) == better]
+            name = "better with it, or equal" if better else "better alone"
+            axes.plot([x for x, _ in some], [y for _, y in some], ls="", marker=mark, ms=4, mew=0, alpha=0.75, color=colour, label=name)
+        axes.legend(loc="lower right")
+
+    related = spearman([x for x, _ in pairs], [y - x for x, y in pairs])
+    if related is None:
+        said = "Above the line a client is better off with the federation."
+    else:
+        tends = "Those who do badly alone gain most" if related < -0.2 else "Those who do well alone gain most" if related > 0.2 else "Gains hardly depend on how well a client does alone"
+        said = f"Above the line a client is better off with the federation. {tends} (rank correlation of gain and accuracy alone {correlation(related)})."
+    rows = tuple((plain(name), percent(local.accuracies[name]), percent(local.accuracies[name] + gain), points(gain)) for name, gain in sorted(own.items(), key=lambda item: item[1]))
+    numbers = Numbers(("client", "alone", "with the federation", "gain, points"), rows)
+    return Figure("gain", title, Axis("test accuracy alone (local)", "%"), Axis(f"test accuracy by {run.method}", "%"), said, fill, numbers)
+
+
+def against_images(run: RunView) -> Shown:
+    """Whether those with little data are left behind."""
+    return _against(
+        run,
+        "accuracy-against-images",
+        "training images",
+        Axis("training images of a client", "number"),
+        lambda client: client.train_examples,
+        lambda images: f"{images:,.0f} images",
+        "half",
+        2.9,
+    )
+
+
 def _legend(axes: Any) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, borderaxespad=0.2)
 
@@ -129,7 +212,14 @@ def cost_figures(run: RunView) -> list[Shown]:
 
 
 def _against(
-    run: RunView, key: str, name: str, axis: Axis, size: Callable[[ClientResult], float], shown: Callable[[float], str]
+    run: RunView,
+    key: str,
+    name: str,
+    axis: Axis,
+    size: Callable[[ClientResult], float],
+    shown: Callable[[float], str],
+    width: str = "third",
+    height: float = 2.3,
 ) -> Shown:
     title = f"Accuracy against {name}"
     if not run.clients:
@@ -149,7 +239,7 @@ def _against(
         said = f"From {low} to {high}; all clients have the same accuracy."
     else:
         strength = "hardly related to" if abs(related) < 0.2 else "higher with" if related > 0 else "lower with"
-        said = f"From {low} to {high}; accuracy is {strength} {'it' if abs(related) < 0.2 else 'more of it'} (rank correlation {related:.2f})."
+        said = f"From {low} to {high}; accuracy is {strength} {'it' if abs(related) < 0.2 else 'more of it'} (rank correlation {correlation(related)})."
     rows = tuple((plain(client.name), shown(size(client)), percent(client.test_accuracy)) for client in run.by_accuracy)
     numbers = Numbers(("client", name, "test accuracy"), rows)
-    return Figure(key, title, axis, Axis("test accuracy", "%"), said, fill, numbers, width="third", height=2.3)
+    return Figure(key, title, axis, Axis("test accuracy", "%"), said, fill, numbers, width, height)

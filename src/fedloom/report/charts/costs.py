@@ -14,6 +14,7 @@ MEANINGS = {
     "score": "scoring new architectures",
     "surrogate": "fitting and asking the surrogate",
     "train": "training",
+    "finetune": "fine-tuning the personal model",
     "test": "measuring for this report",
 }
 
@@ -38,9 +39,8 @@ def time_by_stage(run: RunView) -> Shown:
         axes.grid(axis="y", visible=False)
 
     first, seconds = stages[0]
-    meaning = f" ({MEANINGS[first]})" if MEANINGS.get(first, first) != first else ""
     share = percent(seconds / total if total else 0, 0)
-    said = f"The stage {plain(first)}{meaning} takes {share} of the {duration(total)} that clients worked, all participations together."
+    said = f"{plain(MEANINGS.get(first, first)).capitalize()} takes {share} of the {duration(total)} that clients worked, all participations together."
     rows = tuple((plain(stage), MEANINGS.get(stage, "–"), duration(spent), percent(spent / total if total else 0)) for stage, spent in stages)
     numbers = Numbers(("stage", "what it does", "time, all clients", "share"), rows)
     height = 1.0 + 0.22 * max(len(stages), 4)

@@ -12,7 +12,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.maths.ranking import above_diagonal, spearman
 from fedloom.report.figure import BLUE, FAINT, ORANGE, VERMILION, Axis, Figure, Missing, Numbers, Shown
 from fedloom.report.view import Holdings, RunView
-from fedloom.report.words import listed, many, percent, plain
+from fedloom.report.words import correlation, listed, many, percent, plain
 
 MOST_PAIRS = 1500  # that are drawn as points
 NAMED = 40  # rows or columns that have room for their names
@@ -83,7 +83,7 @@ def show_shares(axes: Any, shares: Matrix, colour: str) -> None:
 
     image = np.empty((*shares.shape, 4))
     image[..., :3] = to_rgb(colour)
-    image[..., 3] = np.clip(shares, 0, 1)
+    image[..., 3] = np.where(shares > 0, 0.06 + 0.94 * np.clip(shares, 0, 1), 0)  # little is more than nothing
     axes.imshow(image, aspect="auto", interpolation="nearest")
     axes.grid(False)
 
@@ -185,7 +185,7 @@ def _pairs(title: str, data: Matrix, built: Matrix) -> Figure:
         said = "All pairs are equally alike in data or in architecture, so neither follows the other."
     else:
         verdict = "Hardly" if abs(related) < 0.1 else "Yes, a little" if related < 0.3 and related > 0 else "Yes" if related > 0 else "No, rather the opposite"
-        said = f"{verdict}: over {many(len(x), 'pair')} of clients the rank correlation of the two is {related:.2f}."
+        said = f"{verdict}: over {many(len(x), 'pair')} of clients the rank correlation of the two is {correlation(related)}."
     edges = np.quantile(x, [0, 1 / 3, 2 / 3, 1])
     thirds = [(x >= low) & (x <= high) for low, high in zip(edges, edges[1:], strict=False)]
     names = ("least similar third", "middle third", "most similar third")
@@ -193,8 +193,8 @@ def _pairs(title: str, data: Matrix, built: Matrix) -> Figure:
     return Figure(
         "likeness-of-pairs",
         title,
-        Axis("likeness of two clients' data", "shared part of their classes, 0 to 1"),
-        Axis("likeness of their architectures", "equal genes, 0 to 1"),
+        Axis("likeness of data", "shared part of the classes, 0 to 1"),
+        Axis("likeness of architectures", "equal genes, 0 to 1"),
         said,
         fill,
         Numbers(("pairs by likeness of data", "mean likeness of data", "mean likeness of architectures", "pairs"), rows),

@@ -10,8 +10,9 @@ import numpy as np
 
 from fedloom.report.figure import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, VERMILION, Axis, Figure, Missing, Numbers, Shown
 from fedloom.report.view import Baseline, RunView
-from fedloom.report.words import change, many, percent
+from fedloom.report.words import change, correlation, many, percent
 
+SMALL = 2.3  # inches, of figures that stand three in a row
 MOST_POINTS = 120  # of a course that are drawn
 ROUND = Axis("round", "number")
 BASELINE_STYLES = {"local": (VERMILION, (0, (4, 2))), "fedavg": (GREEN, (0, (1, 1.2)))}
@@ -60,6 +61,20 @@ def draw_band(axes: Any, bins: Sequence[Bin], colour: str, name: str) -> None:
     axes.plot(places, [100 * one.mean for one in bins], color=colour, label=name, marker="o" if len(bins) < 30 else "")
 
 
+def from_to(bins: Sequence[Bin]) -> str:
+    """What a course of shares does, from the mean of its first quarter to that of its last."""
+    quarter = max(len(bins) // 4, 1)
+    first, last = ([value for one in some for value in one.values] for some in (bins[:quarter], bins[-quarter:]))
+    before, after = float(np.mean(first)), float(np.mean(last))
+    verb = change(before, after)
+    if verb == "stays":
+        return f"stays at {percent(after)}"
+    if quarter == 1 and bins[0].first == bins[0].last:
+        return f"{verb} from {percent(before)} in the first round to {percent(after)} in the last"
+    at_first, at_last = bins[quarter - 1].last - bins[0].first + 1, bins[-1].last - bins[-quarter].first + 1
+    return f"{verb} from {percent(before)} in the first {at_first} rounds to {percent(after)} in the last {at_last}"
+
+
 # -- accuracy -------------------------------------------------------------------------
 def accuracy_over_rounds(run: RunView, baselines: Sequence[Baseline]) -> Shown:
     title = "Test accuracy over rounds"
@@ -94,14 +109,13 @@ def accuracy_over_rounds(run: RunView, baselines: Sequence[Baseline]) -> Shown:
 
 
 def _said_of_accuracy(run: RunView, bins: Sequence[Bin]) -> str:
-    first, last = bins[0], bins[-1]
-    who = "of a round's participants, measured after their local training"
+    who = "of a round's participants after their local training"
     if len(bins) == 1:
-        said = f"There is one round: the mean {who} is {percent(first.mean)}."
+        said = f"There is one round: the mean {who} is {percent(bins[0].mean)}."
     else:
-        verb = change(first.mean, last.mean)
-        way = f"stays at {percent(last.mean)}" if verb == "stays" else f"{verb} from {percent(first.mean)} to {percent(last.mean)}"
-        said = f"The mean {who}, {way}."
+        said = f"The mean {who} {from_to(bins)}."
+        if run.participants < run.client_count:
+            said += " Each round has other participants, so it jumps."
     if run.mean is not None:
         said += f" The personal models of {many(len(run.clients), 'client')} end at {percent(run.mean)}."
     return said
@@ -120,22 +134,22 @@ def _population(run: RunView) -> Shown:
         return Missing(title, f"The ledger of this run has no scores of a population; {run.method} may keep none.")
 
     def fill(axes: Any) -> None:
-        draw_band(axes, best, BLUE, "best of the population, mean and 10–90 %")
+        draw_band(axes, best, BLUE, "best")
         if median:
-            draw_band(axes, median, ORANGE, "median of the population, mean and 10–90 %")
+            draw_band(axes, median, ORANGE, "median")
         axes.legend(loc="lower right")
 
-    said = f"The best member scores {percent(best[0].mean)} in the first round and {percent(best[-1].mean)} in the last, on average"
+    said = f"The score of the best member, mean and 10–90 % of participants, {from_to(best)}"
     if median:
-        gap = 100 * (best[-1].mean - median[-1].mean)
-        said += f"; it is {gap:.1f} points above the median of its population at the end."
+        gap = float(np.mean([b.mean - m.mean for b, m in zip(best, median, strict=False)]))
+        said += f"; it is {100 * gap:.1f} points above the median of its population, on average."
     else:
-        said += "; medians were not written down by the version that made this run."
+        said += ". Medians were not written down by the version that made this run."
     columns = ("round", "best", *(("median",) if median else ()))
     rows = tuple((b.name, percent(b.mean), *((percent(median[i].mean),) if i < len(median) else ())) for i, b in enumerate(best))
     score = Axis("accuracy on the scoring data", "%")
     thinned = thinning(best, notes["best_score"])
-    return Figure("population", title, ROUND, score, said, fill, Numbers(columns, rows), thinned=thinned)
+    return Figure("population", title, ROUND, score, said, fill, Numbers(columns, rows), "third", SMALL, thinned)
 
 
 def _surrogate(run: RunView) -> Shown:
@@ -151,19 +165,18 @@ def _surrogate(run: RunView) -> Shown:
         axes.axhline(0, color=FAINT, lw=0.8)
         places = [one.place for one in bins]
         axes.fill_between(places, [b.quantile(0.1) for b in bins], [b.quantile(0.9) for b in bins], color=GREEN, alpha=0.18, lw=0)
-        axes.plot(places, [b.mean for b in bins], color=GREEN, marker="o" if len(bins) < 30 else "", label="mean and 10–90 %")
+        axes.plot(places, [b.mean for b in bins], color=GREEN, marker="o" if len(bins) < 30 else "", label="")
         axes.set_ylim(-1.05, 1.05)
-        axes.legend(loc="lower right")
 
     said = (
         f"Spearman's correlation between what the {name.removesuffix('_rank_correlation')} surrogate expected and what was measured is "
-        f"{values.mean():.2f} on average, above 0 in {percent(float((values > 0).mean()), 0)} of {many(len(values), 'participation')}; "
+        f"{correlation(float(values.mean()))} on average (band: 10–90 % of participants), above 0 in {percent(float((values > 0).mean()), 0)} of {many(len(values), 'participation')}; "
         "0 is guessing, 1 a perfect order."
     )
-    rows = tuple((b.name, f"{b.mean:.2f}", f"{b.quantile(0.1):.2f}", f"{b.quantile(0.9):.2f}") for b in bins)
+    rows = tuple((b.name, *map(correlation, (b.mean, b.quantile(0.1), b.quantile(0.9)))) for b in bins)
     numbers = Numbers(("round", "mean", "10 % below", "90 % below"), rows)
     vertical = Axis("rank correlation", "−1 to 1")
-    return Figure("surrogate", title, ROUND, vertical, said, fill, numbers, thinned=thinning(bins, run.course.notes[name]))
+    return Figure("surrogate", title, ROUND, vertical, said, fill, numbers, "third", SMALL, thinning(bins, run.course.notes[name]))
 
 
 SHARES = {
@@ -193,9 +206,9 @@ def _generator(run: RunView) -> Shown:
     first = next(iter(courses.values()))
     rows = tuple((b.name, *(percent(bins[i].mean) if i < len(bins) else "–" for bins in courses.values())) for i, b in enumerate(first))
     numbers = Numbers(("round", *(SHARES[name][0] for name in courses)), rows)
-    vertical = Axis("share of the drawn architectures", "%")
+    vertical = Axis("share of what was drawn", "%")
     thinned = thinning(first, notes[next(iter(courses))])
-    return Figure("generator", title, ROUND, vertical, said, fill, numbers, thinned=thinned)
+    return Figure("generator", title, ROUND, vertical, said, fill, numbers, "third", SMALL, thinned)
 
 
 def _said_of_shares(shares: Mapping[str, float]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from fedloom.maths.paired import PairedDifference, paired_difference
 from fedloom.report.charts.clients import gains
 from fedloom.report.page.html import Html, join, tag, ticked
 from fedloom.report.view import BASELINES, Baseline, RunView
-from fedloom.report.words import byte_count, count, duration, listed, many, percent, plain, points
+from fedloom.report.words import TIGHT, byte_count, count, duration, listed, many, percent, plain, points
 
 NOTICED = 5e-4  # a difference of accuracy that is shown as one
 
@@ -20,6 +20,7 @@ class Answer:
     question: str
     short: str
     long: str
+    beside: str = ""  # a second short answer
 
 
 def answers(run: RunView, baselines: Sequence[Baseline]) -> list[Answer]:
@@ -30,7 +31,7 @@ def answers_block(run: RunView, baselines: Sequence[Baseline]) -> Html:
     rows = []
     for answer in answers(run, baselines):
         question = tag("a", answer.question, href=f"#{answer.section}")
-        rows.append(tag("div", tag("h3", question), tag("p", answer.short, class_="big"), tag("p", ticked(answer.long)), class_="answer"))
+        rows.append(tag("div", tag("h3", question), tag("div", tag("p", answer.short, class_="big"), tag("p", answer.beside) if answer.beside else None), tag("p", ticked(answer.long)), class_="answer"))
     return tag("section", tag("h2", "In short", id="short-title", class_="quiet"), *rows, id="short", aria_labelledby="short-title")
 
 
@@ -60,9 +61,9 @@ def _helped(run: RunView, baselines: Sequence[Baseline]) -> Answer:
         said = f"Mean test accuracy, {spread}. {run.method} is what other methods are measured by."
     else:
         said = f"Mean test accuracy, {spread}. Whether that helped cannot be said without a run of local and fedavg on the same split."
-    first = next((difference(run, baseline) for baseline in baselines if baseline.method == "local"), None)
-    short = percent(run.mean) if first is None else f"{percent(run.mean)}, {points(first.mean)}"
-    return Answer("help", question, short, said)
+    found_all = [(baseline.method, difference(run, baseline)) for baseline in baselines]
+    beside = ", ".join(f"{points(found.mean)} on {method}" for method, found in found_all if found is not None)
+    return Answer("help", question, percent(run.mean), said, beside)
 
 
 def _failed(run: RunView, baselines: Sequence[Baseline]) -> Answer:
@@ -76,7 +77,7 @@ def _failed(run: RunView, baselines: Sequence[Baseline]) -> Answer:
         return Answer("clients", question, plain(worst.name, 24), f"{said} Who would have been better off alone takes a run of local to say.")
     own = sorted(gains(run, local).items(), key=lambda item: item[1])
     lost = [f"{plain(name)} ({points(gain)})" for name, gain in own if gain < -NOTICED]
-    short = f"{len(lost)} of {len(own)}" if lost else "nobody"
+    short = f"{len(lost)} of {many(len(own), 'client')}" if lost else "nobody"
     more = f" Worse off than alone: {listed(lost)}." if lost else " No client is worse off than by training alone."
     return Answer("clients", question, short, said + more)
 
@@ -100,8 +101,8 @@ def _range(values: Sequence[int]) -> str:
     low, high = count(values[0]), count(values[-1])
     if low == high:
         return low
-    number, _, unit = low.partition(" ")
-    return f"{number if high.endswith(f' {unit}') and unit else low} to {high}"
+    number, _, unit = low.partition(TIGHT)
+    return f"{number if unit and high.endswith(unit) else low} to {high}"
 
 
 def _paid(run: RunView) -> Answer:
@@ -121,14 +122,9 @@ def _left(run: RunView) -> Answer:
     if not fields:
         waiting = "" if run.finished else " so far"
         return Answer("privacy", question, "nothing", f"No report carried anything{waiting}. Images, labels, models and scores stayed with their clients.")
-    kept = [name for name in ("images", "labels", *_kept_by_default(run), "personal weights")]
-    return Answer("privacy", question, listed([plain(name, 24) for name in fields]), f"What stayed with the clients: {listed(kept, 9)}.")
-
-
-def _kept_by_default(run: RunView) -> list[str]:
-    """What some methods send and this one does not."""
-    sent = set(run.course.totals.uploads)
-    return [shown for name, shown in (("architecture", "architectures"), ("accuracy", "accuracies")) if name not in sent]
+    each = byte_count(run.course.totals.bytes_up / max(run.course.reports, 1))
+    said = f"{each} in a report, {many(run.course.reports, 'report')}. Everything else stayed with its client: images, labels, the personal model and whatever no field names."
+    return Answer("privacy", question, listed([plain(name, 24) for name in fields]), said)
 
 
 def help_table(run: RunView, baselines: Sequence[Baseline]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

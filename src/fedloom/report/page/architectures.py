@@ -15,7 +15,7 @@ from fedloom.report.words import count, percent, plain, points
 from fedloom.spaces.base import BlockDiagram, Box, Drawing
 
 LARGE = 16  # clients whose architectures are also drawn large; of more only the best, the middle and the last
-WIDE, TALL, GAP = 9, 20, 2  # of a block in a small drawing
+WIDE, TALL, GAP = 13, 16, 2  # of a block in a small drawing
 
 
 def architectures_block(run: RunView, gained: dict[str, float]) -> list[Html]:
@@ -32,7 +32,12 @@ def architectures_block(run: RunView, gained: dict[str, float]) -> list[Html]:
             return [missing(f"The architectures of this run do not fit its space: {error}.")]
     kinds = {kind_of(label) for drawing in drawings.values() for label in _labels(drawing)}
     legend = tag("ul", *(_legend_item(kind) for kind in (*KINDS, OTHER) if kind in kinds), class_="legend", aria_label="Colours of operations")
-    cards = [_card(client, drawings[client.architecture], gained) for client in run.by_accuracy]
+    shared = len(drawings) == 1 and len(run.clients) > 1
+    cards = [_card(client, drawings[client.architecture], gained) for client in run.by_accuracy[: 0 if shared else None]]
+    if shared:
+        client = run.clients[0]
+        small = miniature(drawings[client.architecture], "everybody")
+        cards = [tag("li", tag("strong", "everybody"), small, tag("span", f"{count(client.parameters)} parameters"), class_="card")]
     return [legend, tag("ul", *cards, class_="cards"), *_large(run, drawings)]
 
 
@@ -64,7 +69,7 @@ def miniature(drawing: Drawing, name: str) -> Html:
     paths: dict[str, list[str]] = {}
     for y, row in enumerate(rows):
         for x, box in enumerate(row):
-            high = round(6 + (TALL - 6) * min(max(box.share, 0), 1))
+            high = round(5 + (TALL - 5) * min(max(box.share, 0), 1))
             place = f"M{x * (WIDE + GAP)} {y * (TALL + GAP) + (TALL - high) // 2}h{WIDE}v{high}h-{WIDE}z"
             paths.setdefault(kind_of(box.label).colour, []).append(place)
     drawn = "".join(f'<path fill="{colour}" d="{"".join(places)}"/>' for colour, places in paths.items())

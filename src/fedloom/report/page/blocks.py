@@ -34,6 +34,10 @@ def gallery(shown: Sequence[Shown]) -> Html:
     return tag("div", *map(figure_block, shown), class_=f"gallery {wide}")
 
 
+def beside(left: Html, right: Html) -> Html:
+    return tag("div", tag("div", left), right, class_="gallery half")
+
+
 def figure_block(shown: Shown) -> Html:
     if isinstance(shown, Missing):
         return tag("div", tag("h3", shown.title), missing(shown.why), class_="figure empty")

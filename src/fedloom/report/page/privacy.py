@@ -7,7 +7,7 @@ from fedloom.report.figure import Numbers
 from fedloom.report.page.blocks import missing, numbers_table
 from fedloom.report.page.html import Html, tag, ticked
 from fedloom.report.view import RunView
-from fedloom.report.words import byte_count, count, listed, plain
+from fedloom.report.words import byte_count, count, plain
 
 REVEALS = (
     "Fedloom checks and counts what leaves; it does not hide what a field reveals. A server that sees an update can draw conclusions about "
@@ -18,8 +18,6 @@ REVEALS = (
 def privacy_blocks(run: RunView) -> list[Html]:
     sent = run.course.totals.uploads
     blocks = []
-    if run.manifest is None:
-        blocks.append(missing(f"What each field means is not shown: {run.no_data or 'the method could not be read'}"))
     declared = dict(run.manifest or {})
     names = [*declared, *sorted(sent - set(declared))]
     if names:
@@ -28,6 +26,8 @@ def privacy_blocks(run: RunView) -> list[Html]:
         blocks.append(numbers_table(Numbers(columns, rows), "What may leave a client, and what did"))
     else:
         blocks.append(tag("p", "The method declares no field that may leave a client. Any report that carried one would have been refused."))
+    if run.manifest is None:
+        blocks.append(missing(f"What each field means is not shown: {run.no_data or 'the method could not be read'}"))
     totals = run.course.totals
     reports = f"{count(run.course.reports)} of {count(run.course.participations)} participations sent a report"
     sums = f"{reports}, {byte_count(totals.bytes_up)} together; {byte_count(totals.bytes_down)} went the other way."
@@ -52,6 +52,5 @@ def _checks(upload: Upload | None) -> str:
         return "–"
     if upload.like is None:
         return f"one finite number, at least {upload.low:g}"
-    words = [f"arrays {'that are part of' if upload.part else 'like'} the {upload.like} it received"]
-    words.append("whole numbers from 0 on" if upload.counts else "finite")
-    return listed(words)
+    shape = f"arrays {'that are part of' if upload.part else 'like'} the {upload.like} it received"
+    return f"{shape}, {'whole numbers from 0 on' if upload.counts else 'finite'}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedloom.report.charts.clients import client_bars, client_numbers, cost_figures, gains, no_clients
+from fedloom.report.charts.clients import against_alone, against_images, client_bars, cost_figures, distribution, gains, no_clients
 from fedloom.report.charts.costs import bytes_by_field, time_by_stage
 from fedloom.report.charts.data import likeness_figures, split_map
 from fedloom.report.charts.rounds import accuracy_over_rounds, other_notes, search_figures
 from fedloom.report.figure import Figure, Missing, Numbers, Shown
 from fedloom.report.page.answers import answers_block, baseline_remarks, help_table
 from fedloom.report.page.architectures import architectures_block
-from fedloom.report.page.blocks import Section, document, facts, folded, gallery, missing, numbers_table
+from fedloom.report.page.blocks import Section, beside, document, facts, figure_block, folded, gallery, missing, numbers_table
 from fedloom.report.page.html import Html, join, tag
 from fedloom.report.page.privacy import privacy_blocks
 from fedloom.report.page.provenance import provenance_blocks
@@ -38,7 +38,7 @@ def sections_of(run: RunView, baselines: Sequence[Baseline]) -> list[Section]:
 def _header(run: RunView) -> Html:
     kind = f"{many(run.client_count, 'client')}, {many(run.rounds, 'round')}, space {run.space_name}, seed {run.seed}"
     state = None if run.finished else tag("p", f"This run is {run.spoken_state}.", class_="missing")
-    return join(tag("p", "Fedloom report", class_="overline"), tag("h1", f"{run.method} on {run.dataset}"), tag("p", f"{kind}; {run.spoken_state}", class_="sub"), state)
+    return join(tag("p", "Fedloom report", class_="overline"), tag("h1", f"{run.method} on {run.dataset}"), tag("p", run.about, class_="sub") if run.about else None, tag("p", f"{kind}; {run.spoken_state}", class_="sub"), state)
 
 
 def _absent(absent: Sequence[Missing]) -> Html:
@@ -48,26 +48,24 @@ def _absent(absent: Sequence[Missing]) -> Html:
 
 
 def _help(run: RunView, baselines: Sequence[Baseline]) -> Section:
-    figure = accuracy_over_rounds(run, baselines)
+    figures = [accuracy_over_rounds(run, baselines), distribution(run, baselines)]
     table = numbers_table(Numbers(*help_table(run, baselines)), "This run against its baselines") if run.clients else missing(no_clients(run))
     notes = "Differences are paired by client: the 95 % Student t interval of their mean, and p of Wilcoxon's signed-rank test. Clients of one run learn from each other, so both are too sure of themselves about another federation."
     small = tag("p", notes, class_="small") if baselines and run.clients else None
     lead = "This run against training alone (local) and against one shared network, fine-tuned (fedavg), on the same split and seed."
-    return Section("help", "Did it help?", lead, [join(table, small, baseline_remarks(run, baselines)), gallery([figure])], [figure])
+    return Section("help", "Did it help?", lead, [join(table, small, baseline_remarks(run, baselines)), gallery(figures)], figures)
 
 
 def _clients(run: RunView, baselines: Sequence[Baseline]) -> Section:
-    figure = client_bars(run, baselines)
+    figures = [client_bars(run, baselines), against_alone(run, baselines)]
     lead = "Test accuracy of every client's personal model, best first, and what it gained over training alone."
-    blocks = [gallery([figure])]
-    if run.clients:
-        blocks.append(folded("Every client as a table", numbers_table(client_numbers(run, baselines), "Every client")))
-    return Section("clients", "Whom did it fail?", lead, blocks, [figure])
+    return Section("clients", "Whom did it fail?", lead, [gallery(figures)], figures)
 
 
 def _data(run: RunView) -> Section:
-    figure = split_map(run)
-    return Section("data", "Who holds what", "How the images are divided among the clients: the harder a client's share, the less it can do alone.", [gallery([figure])], [figure])
+    figures = [split_map(run), against_images(run)]
+    lead = "How the images are divided among the clients, and whether those with few are left behind."
+    return Section("data", "Who holds what?", lead, [gallery(figures)], figures)
 
 
 def _architectures(run: RunView, baselines: Sequence[Baseline]) -> Section:
@@ -84,7 +82,7 @@ def _search(run: RunView) -> Section:
     blocks = [gallery(figures)]
     if notes:
         blocks.append(folded("What else the method noted", numbers_table(notes, "Notes in the ledger, over participations")))
-    return Section("search", "How the search went", "What clients wrote into their diaries while they searched; a simulator may read them, a server may not.", blocks, figures)
+    return Section("search", "How did the search go?", "What clients wrote into their diaries while they searched; a simulator may read them, a server may not.", blocks, figures)
 
 
 def _cost(run: RunView) -> Section:
@@ -101,18 +99,20 @@ def _cost(run: RunView) -> Section:
         ("largest training step", f"{totals.peak_memory_mb:.1f} MB by arithmetic"),
     ]
     simulated = totals.simulated_seconds + totals.slowest
-    if simulated:
+    chosen = any(key.startswith("hardware.") and run.defaults.get(key, (value,))[0] != value for key, value in run.settings.items())
+    if simulated and chosen:
         rows.append(("on the simulated hardware", f"{duration(simulated)} for all rounds, {many(len(run.course.tiers), 'tier')}"))
     lead = "Time, memory, arithmetic and bytes, as the ledger has them."
-    return Section("cost", "What did it cost?", lead, [facts(rows), gallery(figures[:1]), gallery(figures[1:])], figures)
+    return Section("cost", "What did it cost?", lead, [beside(facts(rows), figure_block(figures[0])), gallery(figures[1:])], figures)
 
 
 def _privacy(run: RunView) -> Section:
     figure = bytes_by_field(run)
+    table, *words = privacy_blocks(run)
     lead = "Every field that a report may carry is declared by the method and checked at one door; nothing else can leave a client."
-    return Section("privacy", "What left the building?", lead, [*privacy_blocks(run), gallery([figure])], [figure])
+    return Section("privacy", "What left the building?", lead, [table, beside(join(*words), figure_block(figure))], [figure])
 
 
 def _made(run: RunView) -> Section:
     lead = f"Everything it takes to repeat this run, which lies in `{plain(run.folder, 300)}`."
-    return Section("made", "How it was made", lead, provenance_blocks(run))
+    return Section("made", "How was it made?", lead, provenance_blocks(run))
