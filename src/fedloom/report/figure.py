@@ -29,7 +29,7 @@ MARKS = ("o", "s", "^", "D", "v", "P")
 INK, FAINT = "#1b1b1a", "#8a8a86"
 WIDTHS = {"half": 4.6, "third": 3.1}  # inches; a page shows them in so many columns, and a phone in one
 KINDS = ("svg", "png", "pdf")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "pdf.fonttype": 42,
     "text.parse_math": False,  # names may hold a dollar sign
@@ -126,7 +126,11 @@ Shown = Figure | Missing
 
 def pictures(figure: Figure, kinds: Sequence[str] = KINDS) -> dict[str, bytes]:
     """Files for a paper, the same bytes for the same numbers."""
-    stable = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
+    stable = {
+        "svg": {"Date": None, "Creator": None},
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }
     return {kind: _drawn(figure, kind, titled=True, dpi=300, metadata=stable[kind]) for kind in kinds}
 
 

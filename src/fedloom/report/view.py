@@ -132,6 +132,8 @@ class RunView:
 
     @property
     def spoken_state(self) -> str:
+        if self.finished and not self.rounds_done:
+            return "finished; the method has no rounds"
         if self.finished:
             return f"finished after {self.rounds_done} rounds" if self.rounds_done != 1 else "finished after 1 round"
         return f"not finished: {self.rounds_done} of {self.rounds} rounds, {len(self.clients)} of {self.client_count} personal models"

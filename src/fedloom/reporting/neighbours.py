@@ -11,7 +11,7 @@ from fedloom.core.errors import DamagedRun, FedloomError
 from fedloom.methods.base import METHODS
 from fedloom.report.view import BASELINES, Baseline
 from fedloom.report.words import plain
-from fedloom.reporting.reading import flat_settings, read_result, split_bytes
+from fedloom.reporting.reading import flat_settings, read_method, read_result, split_bytes
 from fedloom.spaces.base import SPACES
 
 # Settings in which runs may differ and still be compared without a word.
@@ -22,11 +22,17 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """Runs by their folders; a folder that holds runs, such as compare's, stands for all of them."""
     found: list[Path] = []
     for path in paths:
-        inside = [path] if (path / "config.toml").exists() else sorted(other.parent for other in path.glob("*/config.toml"))
+        inside = [path] if (path / "config.toml").exists() else _runs_in(path)
         if not inside:
             raise DamagedRun(f"{path} is neither a run folder (it has no config.toml) nor a folder of runs", folder=str(path))
         found += [folder for folder in inside if folder.resolve() not in [other.resolve() for other in found]]
     return found
+
+
+def _runs_in(place: Path) -> list[Path]:
+    """What others are measured by comes last: the first run is what the others are compared to."""
+    folders = sorted(path.parent for path in place.glob("*/config.toml"))
+    return sorted(folders, key=lambda folder: read_method(folder) in BASELINES)
 
 
 def baselines_of(folder: Path, given: Sequence[Path] = ()) -> list[Baseline]:

@@ -26,6 +26,7 @@ from fedloom.report.view import Course, Holdings, RunView
 from fedloom.report.words import plain
 from fedloom.spaces.base import ImageShape, SearchSpace
 
+
 # -- one run --------------------------------------------------------------------------------
 def open_run(folder: Path) -> RunView:
     """A run as far as it has come. Refuses what is no run or is damaged; what is only absent is said in the page."""
@@ -96,6 +97,14 @@ def flat_settings(folder: Path) -> dict[str, Any]:
     table = tomllib.loads((folder / "config.toml").read_text())
     flat = {name: value for name, value in table.items() if not isinstance(value, dict)}
     return flat | {f"{name}.{key}": part for name, value in table.items() if isinstance(value, dict) for key, part in value.items()}
+
+
+def read_method(folder: Path) -> str:
+    """Which method a run has, as far as its settings can be read; whoever opens it says what is wrong with them."""
+    try:
+        return str(flat_settings(folder).get("method"))
+    except (OSError, ValueError):
+        return ""
 
 
 def split_bytes(folder: Path) -> bytes | None:

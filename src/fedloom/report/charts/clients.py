@@ -41,7 +41,9 @@ def client_bars(run: RunView, baselines: Sequence[Baseline]) -> Shown:
         axes.barh(places, [100 * client.test_accuracy for client in ranked], color=BLUE, alpha=0.75, height=0.72, label=run.method)
         for method, mark, colour in (("local", "|", VERMILION), ("fedavg", "d", GREEN)):
             if method in by_method:
-                known = [(100 * by_method[method].accuracies[c.name], i) for i, c in enumerate(ranked) if c.name in by_method[method].accuracies]
+                known = [
+                    (100 * by_method[method].accuracies[c.name], i) for i, c in enumerate(ranked) if c.name in by_method[method].accuracies
+                ]
                 style = {"mew": 2, "ms": 9} if mark == "|" else {"ms": 4}
                 axes.plot([x for x, _ in known], [y for _, y in known], ls="", marker=mark, color=colour, label=method, **style)
         if "local" in by_method:
@@ -62,7 +64,11 @@ def client_bars(run: RunView, baselines: Sequence[Baseline]) -> Shown:
         axes.bar(places, [100 * client.test_accuracy for client in ranked], color=BLUE, alpha=0.6, width=1.0, label=run.method)
         for method, mark, colour in (("local", "_", VERMILION), ("fedavg", ".", GREEN)):
             if method in by_method:
-                known = [(i, 100 * by_method[method].accuracies[c.name]) for i, c in zip(places, ranked, strict=True) if c.name in by_method[method].accuracies]
+                known = [
+                    (i, 100 * by_method[method].accuracies[c.name])
+                    for i, c in zip(places, ranked, strict=True)
+                    if c.name in by_method[method].accuracies
+                ]
                 axes.plot([x for x, _ in known], [y for _, y in known], ls="", marker=mark, ms=3, color=colour, label=method)
         axes.set_ylim(0, 102)
         axes.grid(axis="x", visible=False)
@@ -89,14 +95,16 @@ def distribution(run: RunView, baselines: Sequence[Baseline]) -> Shown:
     groups |= {baseline.method: list(baseline.accuracies.values()) for baseline in baselines}
     numbers = Numbers(
         ("method", "mean", "spread", "lowest", "median", "highest"),
-        tuple((name, *map(percent, (np.mean(v), np.std(v), min(v), float(np.median(v)), max(v)))) for name, v in groups.items()),
+        tuple((name, *(percent(float(n)) for n in (np.mean(v), np.std(v), min(v), np.median(v), max(v)))) for name, v in groups.items()),
     )
     lowest = min(groups, key=lambda name: min(groups[name]))
     narrow = min(groups, key=lambda name: float(np.std(groups[name])))
     if len(groups) == 1:
-        said = f"Half of the clients are above {percent(float(np.median(groups[run.method])))}. There are no other runs on the same split to set beside them."
+        median = percent(float(np.median(groups[run.method])))
+        said = f"The median client has {median}. No other run on the same split is there to set beside it."
     else:
-        said = f"Dots are clients, lines are means. The lowest client of all is one of {lowest}, with {percent(min(groups[lowest]))}; clients differ least under {narrow}, by ± {percent(float(np.std(groups[narrow])))}."
+        said = f"Dots are clients, lines are means. The lowest client of all is one of {lowest}, with {percent(min(groups[lowest]))}; "
+        said += f"clients differ least under {narrow}, by ± {percent(float(np.std(groups[narrow])))}."
     return strips("distribution", title, groups, said, numbers)
 
 
@@ -139,9 +147,19 @@ def against_alone(run: RunView, baselines: Sequence[Baseline]) -> Shown:
     if related is None:
         said = "Above the line a client is better off with the federation."
     else:
-        tends = "Those who do badly alone gain most" if related < -0.2 else "Those who do well alone gain most" if related > 0.2 else "Gains hardly depend on how well a client does alone"
-        said = f"Above the line a client is better off with the federation. {tends} (rank correlation of gain and accuracy alone {correlation(related)})."
-    rows = tuple((plain(name), percent(local.accuracies[name]), percent(local.accuracies[name] + gain), points(gain)) for name, gain in sorted(own.items(), key=lambda item: item[1]))
+        tends = (
+            "Those who do badly alone gain most"
+            if related < -0.2
+            else "Those who do well alone gain most"
+            if related > 0.2
+            else "Gains hardly depend on how well a client does alone"
+        )
+        alone = f"rank correlation of gain and accuracy alone {correlation(related)}"
+        said = f"Above the line a client is better off with the federation. {tends} ({alone})."
+    rows = tuple(
+        (plain(name), percent(local.accuracies[name]), percent(local.accuracies[name] + gain), points(gain))
+        for name, gain in sorted(own.items(), key=lambda item: item[1])
+    )
     numbers = Numbers(("client", "alone", "with the federation", "gain, points"), rows)
     return Figure("gain", title, Axis("test accuracy alone (local)", "%"), Axis(f"test accuracy by {run.method}", "%"), said, fill, numbers)
 
@@ -198,8 +216,20 @@ def _said_of_clients(run: RunView, ranked: Sequence[ClientResult], local: Baseli
 def cost_figures(run: RunView) -> list[Shown]:
     """Against parameters, multiply-accumulates and bytes."""
     sizes: list[tuple[str, str, Axis, Callable[[ClientResult], float], Callable[[float], str]]] = [
-        ("parameters", "parameters", Axis("parameters of its network", "thousands"), lambda client: client.parameters / 1e3, lambda x: count(1e3 * x)),
-        ("macs", "multiply-accumulates", Axis("multiply-accumulates per image", "millions"), lambda client: client.macs / 1e6, lambda x: count(1e6 * x)),
+        (
+            "parameters",
+            "parameters",
+            Axis("parameters of its network", "thousands"),
+            lambda client: client.parameters / 1e3,
+            lambda x: count(1e3 * x),
+        ),
+        (
+            "macs",
+            "multiply-accumulates",
+            Axis("multiply-accumulates per image", "millions"),
+            lambda client: client.macs / 1e6,
+            lambda x: count(1e6 * x),
+        ),
         (
             "bytes",
             "bytes sent both ways",
@@ -238,8 +268,8 @@ def _against(
     elif related is None:
         said = f"From {low} to {high}; all clients have the same accuracy."
     else:
-        strength = "hardly related to" if abs(related) < 0.2 else "higher with" if related > 0 else "lower with"
-        said = f"From {low} to {high}; accuracy is {strength} {'it' if abs(related) < 0.2 else 'more of it'} (rank correlation {correlation(related)})."
+        strength = "hardly related to it" if abs(related) < 0.2 else "higher with more of it" if related > 0 else "lower with more of it"
+        said = f"From {low} to {high}; accuracy is {strength} (rank correlation {correlation(related)})."
     rows = tuple((plain(client.name), shown(size(client)), percent(client.test_accuracy)) for client in run.by_accuracy)
     numbers = Numbers(("client", name, "test accuracy"), rows)
     return Figure(key, title, axis, Axis("test accuracy", "%"), said, fill, numbers, width, height)

@@ -79,8 +79,12 @@ def accuracy_strips(groups: Sequence[Group]) -> Shown:
         return Missing(title, "None of these runs is finished.")
     best = max(whole, key=lambda group: group.mean)
     lowest = min(whole, key=lambda group: min(group.accuracies))
-    said = f"Dots are clients, lines are means. {best.name} has the highest mean, {percent(best.mean)}; the lowest client is one of {lowest.name}, with {percent(min(lowest.accuracies))}."
-    rows = tuple((g.name, *map(percent, (g.mean, min(g.accuracies), float(np.median(g.accuracies)), max(g.accuracies))), str(len(g.accuracies))) for g in whole)
+    said = f"Dots are clients, lines are means. {best.name} has the highest mean, {percent(best.mean)}; "
+    said += f"the lowest client is one of {lowest.name}, with {percent(min(lowest.accuracies))}."
+    rows = tuple(
+        (g.name, *map(percent, (g.mean, min(g.accuracies), float(np.median(g.accuracies)), max(g.accuracies))), str(len(g.accuracies)))
+        for g in whole
+    )
     numbers = Numbers(("run", "mean", "lowest", "median", "highest", "clients"), rows)
     return strips("all-clients", title, {group.name: group.accuracies for group in whole}, said, numbers)
 
@@ -129,13 +133,25 @@ def sorted_differences(groups: Sequence[Group]) -> Shown:
         # the first colour and mark are the first group's, which is the line at 0
         for (name, values), colour, mark in zip(found.items(), cycle(SERIES[1:]), cycle(MARKS[1:])):
             size = 3.5 if len(values) <= NAMED else 1.5
-            axes.plot(np.linspace(0, 100, len(values)) if len(values) > 1 else [50], values, color=colour, lw=0.8, marker=mark, ms=size, mew=0, label=plain(name, 24))
+            axes.plot(
+                np.linspace(0, 100, len(values)) if len(values) > 1 else [50],
+                values,
+                color=colour,
+                lw=0.8,
+                marker=mark,
+                ms=size,
+                mew=0,
+                label=plain(name, 24),
+            )
         axes.legend(loc="upper left")
 
     said = f"Below 0 a client is better off under {first.name}: " + listed(
         [f"{sum(value < -0.05 for value in values)} of {many(len(values), 'client')} against {name}" for name, values in found.items()], 6
     )
-    rows = tuple((name, *(f"{np.quantile(values, share):+.1f}".replace("-", "−") for share in (0, 0.25, 0.5, 0.75, 1))) for name, values in found.items())
+    rows = tuple(
+        (name, *(f"{np.quantile(values, share):+.1f}".replace("-", "−") for share in (0, 0.25, 0.5, 0.75, 1)))
+        for name, values in found.items()
+    )
     numbers = Numbers(("run", "lowest, points", "first quarter", "median", "third quarter", "highest"), rows)
     horizontal = Axis("clients, sorted by difference", "% of them")
     return Figure("differences", title, horizontal, Axis("difference of test accuracy", "points"), said + ".", fill, numbers)
@@ -167,10 +183,20 @@ def _points(
     def fill(axes: Any) -> None:
         for group, colour, mark in zip(whole, cycle(SERIES), cycle(MARKS)):
             places = [number(run) for run in group.finished]
-            axes.plot(places, [100 * (run.mean or 0) for run in group.finished], ls="", marker=mark, ms=5, mew=0, alpha=0.85, color=colour, label=plain(group.name, 24))
+            axes.plot(
+                places,
+                [100 * (run.mean or 0) for run in group.finished],
+                ls="",
+                marker=mark,
+                ms=5,
+                mew=0,
+                alpha=0.85,
+                color=colour,
+                label=plain(group.name, 24),
+            )
         axes.set_xlim(left=-0.04 * max(number(run) for group in whole for run in group.finished))
-        axes.margins(y=0.25)
-        axes.legend(loc="best")
+        axes.margins(y=0.15)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3, borderaxespad=0.2, handletextpad=0.2, columnspacing=1)
 
     cheap = min(whole, key=lambda group: group.average(number))
     best = max(whole, key=lambda group: group.mean)
@@ -200,10 +226,20 @@ def stages(groups: Sequence[Group]) -> Shown:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, borderaxespad=0.2)
 
     longest = max(spent, key=lambda name: sum(spent[name].values()))
-    said = f"Clients work longest under {longest}: {duration(sum(spent[longest].values()))} together, most of it in {max(spent[longest], key=lambda s: spent[longest][s])}."
+    most = plain(max(spent[longest], key=lambda stage: spent[longest][stage]), 40)
+    said = f"Clients work longest under {longest}: {duration(sum(spent[longest].values()))} together, the largest part of it in {most}."
     rows = tuple((name, *(duration(by_stage.get(stage, 0.0)) for stage in names)) for name, by_stage in spent.items())
     height = 1.3 + 0.28 * max(len(spent), 3)
-    return Figure("stages", title, Axis("time of all participations", "seconds"), Axis("run", "as given"), said, fill, Numbers(("run", *names), rows), height=height)
+    return Figure(
+        "stages",
+        title,
+        Axis("time of all participations", "seconds"),
+        Axis("run", "as given"),
+        said,
+        fill,
+        Numbers(("run", *names), rows),
+        height=height,
+    )
 
 
 def _mean_stages(group: Group) -> dict[str, float]:

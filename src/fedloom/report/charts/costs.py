@@ -40,8 +40,11 @@ def time_by_stage(run: RunView) -> Shown:
 
     first, seconds = stages[0]
     share = percent(seconds / total if total else 0, 0)
-    said = f"{plain(MEANINGS.get(first, first)).capitalize()} takes {share} of the {duration(total)} that clients worked, all participations together."
-    rows = tuple((plain(stage), MEANINGS.get(stage, "–"), duration(spent), percent(spent / total if total else 0)) for stage, spent in stages)
+    what = plain(MEANINGS.get(first, first)).capitalize()
+    said = f"{what} takes {share} of the {duration(total)} that clients worked, all participations together."
+    rows = tuple(
+        (plain(stage), MEANINGS.get(stage, "–"), duration(spent), percent(spent / total if total else 0)) for stage, spent in stages
+    )
     numbers = Numbers(("stage", "what it does", "time, all clients", "share"), rows)
     height = 1.0 + 0.22 * max(len(stages), 4)
     axis = Axis("time of all participations", "minutes" if minutes else "seconds")

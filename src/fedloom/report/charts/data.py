@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,11 +71,13 @@ def _said_of_split(held: Holdings, unseen: npt.NDArray[np.int64], tested: npt.ND
     sizes = held.train.sum(axis=1)
     spread = f"{classes.min()} to {classes.max()}" if classes.min() < classes.max() else f"{classes.min()}"
     images = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes.min()}"
-    said = f"The stronger the colour, the larger the class's share of a client's training images. Clients hold {images} of them, from {spread} of {len(held.classes)} classes."
+    said = "The stronger the colour, the larger the class's share of a client's training images. "
+    said += f"Clients hold {images} of them, from {spread} of {len(held.classes)} classes."
     hit = [held.clients[i] for i in np.argsort(-unseen / np.maximum(tested, 1)) if unseen[i]]
     if not hit:
         return f"{said} Nobody is tested on a class it never saw."
-    return f"{said} {percent(unseen.sum() / tested.sum())} of all test images are of classes their client never saw: {listed([plain(n) for n in hit])}."
+    share = percent(unseen.sum() / tested.sum())
+    return f"{said} {share} of all test images are of classes their client never saw: {listed([plain(name) for name in hit])}."
 
 
 def show_shares(axes: Any, shares: Matrix, colour: str) -> None:
@@ -122,6 +125,8 @@ def likeness_figures(run: RunView) -> list[Shown]:
     why = run.no_data or run.no_space
     if not why and len(run.clients) < 3:
         why = "It takes at least three clients with personal models to compare pairs of them."
+    if not why and not {client.name for client in run.clients} <= set(run.holdings.clients if run.holdings else ()):
+        why = "The names of the clients are not those of the split."
     if not why and len({client.architecture for client in run.clients}) == 1:
         why = "All clients have the same architecture, so there is nothing to compare."
     if why:
@@ -132,7 +137,10 @@ def likeness_figures(run: RunView) -> list[Shown]:
     data = data_likeness(run.holdings)[np.ix_(places, places)]
     built = architecture_likeness(run, [client.architecture for client in run.clients])
     order = _neighbours(data)
-    return [_likeness_map(titles[0], [names[i] for i in order], data[np.ix_(order, order)], built[np.ix_(order, order)]), _pairs(titles[1], data, built)]
+    return [
+        _likeness_map(titles[0], [names[i] for i in order], data[np.ix_(order, order)], built[np.ix_(order, order)]),
+        _pairs(titles[1], data, built),
+    ]
 
 
 def _neighbours(likeness: Matrix) -> list[int]:
@@ -166,7 +174,10 @@ def _likeness_map(title: str, names: Sequence[str], data: Matrix, built: Matrix)
         f"architectures are ({ranges['architectures']}). Clients with similar data stand side by side; stronger is more alike."
     )
     nearest = [int(np.where(np.eye(len(names), dtype=bool), -1.0, data)[i].argmax()) for i in range(len(names))]
-    rows = tuple((plain(name), plain(names[j]), f"{data[i, j]:.2f}", f"{built[i, j]:.2f}") for (i, name), j in zip(enumerate(names), nearest, strict=True))
+    rows = tuple(
+        (plain(name), plain(names[j]), f"{data[i, j]:.2f}", f"{built[i, j]:.2f}")
+        for (i, name), j in zip(enumerate(names), nearest, strict=True)
+    )
     numbers = Numbers(("client", "client with the most similar data", "likeness of their data", "of their architectures"), rows)
     axis = Axis("client", "similar data side by side")
     height = min(1.2 + 0.16 * max(len(names), 10), 4.6)
@@ -179,17 +190,22 @@ def _pairs(title: str, data: Matrix, built: Matrix) -> Figure:
     every = -(-len(x) // MOST_PAIRS)
 
     def fill(axes: Any) -> None:
-        axes.plot(x[::every], y[::every], ls="", marker="o", ms=3 if len(x) <= 200 else 2, mew=0, color=BLUE, alpha=0.5 if len(x) <= 200 else 0.25)
+        axes.plot(
+            x[::every], y[::every], ls="", marker="o", ms=3 if len(x) <= 200 else 2, mew=0, color=BLUE, alpha=0.5 if len(x) <= 200 else 0.25
+        )
 
     if related is None:
         said = "All pairs are equally alike in data or in architecture, so neither follows the other."
     else:
-        verdict = "Hardly" if abs(related) < 0.1 else "Yes, a little" if related < 0.3 and related > 0 else "Yes" if related > 0 else "No, rather the opposite"
+        sure = "Hardly" if abs(related) < 0.1 else "Yes, a little" if abs(related) < 0.3 else "Yes"
+        verdict = "No, rather the opposite" if related <= -0.1 else sure
         said = f"{verdict}: over {many(len(x), 'pair')} of clients the rank correlation of the two is {correlation(related)}."
     edges = np.quantile(x, [0, 1 / 3, 2 / 3, 1])
-    thirds = [(x >= low) & (x <= high) for low, high in zip(edges, edges[1:], strict=False)]
+    thirds = [(x >= low) & (x <= high) for low, high in pairwise(edges)]
     names = ("least similar third", "middle third", "most similar third")
-    rows = tuple((name, f"{x[of].mean():.2f}", f"{y[of].mean():.2f}", str(of.sum())) for name, of in zip(names, thirds, strict=True) if of.any())
+    rows = tuple(
+        (name, f"{x[of].mean():.2f}", f"{y[of].mean():.2f}", str(of.sum())) for name, of in zip(names, thirds, strict=True) if of.any()
+    )
     return Figure(
         "likeness-of-pairs",
         title,

@@ -156,7 +156,9 @@ def _surrogate(run: RunView) -> Shown:
     title = "How well the surrogate ranks"
     found = [name for name in run.course.notes if name.endswith("_rank_correlation")]
     if not found:
-        return Missing(title, "The ledger has no rank correlations: the method used no surrogate, or it never had two different candidates to rank.")
+        return Missing(
+            title, "The ledger has no rank correlations: the method used no surrogate, or it never had two different candidates to rank."
+        )
     name = found[0]
     bins = binned(run.course.notes[name])
     values = np.array([value for one in bins for value in one.values])
@@ -170,7 +172,8 @@ def _surrogate(run: RunView) -> Shown:
 
     said = (
         f"Spearman's correlation between what the {name.removesuffix('_rank_correlation')} surrogate expected and what was measured is "
-        f"{correlation(float(values.mean()))} on average (band: 10–90 % of participants), above 0 in {percent(float((values > 0).mean()), 0)} of {many(len(values), 'participation')}; "
+        f"{correlation(float(values.mean()))} on average (band: 10–90 % of participants), above 0 in "
+        f"{percent(float((values > 0).mean()), 0)} of {many(len(values), 'participation')}; "
         "0 is guessing, 1 a perfect order."
     )
     rows = tuple((b.name, *map(correlation, (b.mean, b.quantile(0.1), b.quantile(0.9)))) for b in bins)

@@ -31,7 +31,15 @@ def answers_block(run: RunView, baselines: Sequence[Baseline]) -> Html:
     rows = []
     for answer in answers(run, baselines):
         question = tag("a", answer.question, href=f"#{answer.section}")
-        rows.append(tag("div", tag("h3", question), tag("div", tag("p", answer.short, class_="big"), tag("p", answer.beside) if answer.beside else None), tag("p", ticked(answer.long)), class_="answer"))
+        rows.append(
+            tag(
+                "div",
+                tag("h3", question),
+                tag("div", tag("p", answer.short, class_="big"), tag("p", answer.beside) if answer.beside else None),
+                tag("p", ticked(answer.long)),
+                class_="answer",
+            )
+        )
     return tag("section", tag("h2", "In short", id="short-title", class_="quiet"), *rows, id="short", aria_labelledby="short-title")
 
 
@@ -74,7 +82,9 @@ def _failed(run: RunView, baselines: Sequence[Baseline]) -> Answer:
     said = f"{plain(worst.name)} has the lowest accuracy, {percent(worst.test_accuracy)} of {many(worst.test_examples, 'test image')}."
     local = next((baseline for baseline in baselines if baseline.method == "local"), None)
     if local is None:
-        return Answer("clients", question, plain(worst.name, 24), f"{said} Who would have been better off alone takes a run of local to say.")
+        return Answer(
+            "clients", question, plain(worst.name, 24), f"{said} Who would have been better off alone takes a run of local to say."
+        )
     own = sorted(gains(run, local).items(), key=lambda item: item[1])
     lost = [f"{plain(name)} ({points(gain)})" for name, gain in own if gain < -NOTICED]
     short = f"{len(lost)} of {many(len(own), 'client')}" if lost else "nobody"
@@ -89,11 +99,15 @@ def _got(run: RunView) -> Answer:
     kinds = len({client.architecture for client in run.clients})
     sizes = sorted(client.parameters for client in run.clients)
     macs = sorted(client.macs for client in run.clients)
+    numbers = f"{_range(sizes)} parameters and {_range(macs)} multiply-accumulates per image"
     if kinds == 1:
-        short, said = "one architecture", f"Everybody has the same network with weights of its own: {_range(sizes)} parameters, {_range(macs)} multiply-accumulates per image."
+        short, said = (
+            "one architecture",
+            f"Everybody has the same network with weights of its own: {numbers}.",
+        )
     else:
         short = many(kinds, "architecture")
-        said = f"{many(len(run.clients), 'client')} have networks of {_range(sizes)} parameters and {_range(macs)} multiply-accumulates per image."
+        said = f"{many(len(run.clients), 'client')} have networks of {numbers}."
     return Answer("architectures", question, short, said)
 
 
@@ -121,9 +135,15 @@ def _left(run: RunView) -> Answer:
     question, fields = "What left the building?", sorted(run.course.totals.uploads)
     if not fields:
         waiting = "" if run.finished else " so far"
-        return Answer("privacy", question, "nothing", f"No report carried anything{waiting}. Images, labels, models and scores stayed with their clients.")
+        return Answer(
+            "privacy",
+            question,
+            "nothing",
+            f"No report carried anything{waiting}. Images, labels, models and scores stayed with their clients.",
+        )
     each = byte_count(run.course.totals.bytes_up / max(run.course.reports, 1))
-    said = f"{each} in a report, {many(run.course.reports, 'report')}. Everything else stayed with its client: images, labels, the personal model and whatever no field names."
+    said = f"{each} in a report, {many(run.course.reports, 'report')}. Everything else stayed with its client: "
+    said += "images, labels, the personal model and whatever no field names."
     return Answer("privacy", question, listed([plain(name, 24) for name in fields]), said)
 
 
@@ -132,7 +152,17 @@ def help_table(run: RunView, baselines: Sequence[Baseline]) -> tuple[tuple[str, 
     mean, std = run.mean_and_std
     worst = run.by_accuracy[-1].test_accuracy if run.clients else None
     rows = [
-        (f"{run.method} (this run)", f"{percent(mean)} ± {percent(std)}", percent(worst), "–", "–", "–", "–", duration(run.seconds), byte_count(run.course.totals.bytes_up))
+        (
+            f"{run.method} (this run)",
+            f"{percent(mean)} ± {percent(std)}",
+            percent(worst),
+            "–",
+            "–",
+            "–",
+            "–",
+            duration(run.seconds),
+            byte_count(run.course.totals.bytes_up),
+        )
     ]
     for baseline in baselines:
         values = list(baseline.accuracies.values())
@@ -154,7 +184,17 @@ def help_table(run: RunView, baselines: Sequence[Baseline]) -> tuple[tuple[str, 
                 byte_count(baseline.bytes_up),
             )
         )
-    columns = ("method", "test accuracy", "lowest client", "this run is ahead by, points", "95 % interval", "p", "clients better off here", "time", "sent up")
+    columns = (
+        "method",
+        "test accuracy",
+        "lowest client",
+        "this run is ahead by, points",
+        "95 % interval",
+        "p",
+        "clients better off here",
+        "time",
+        "sent up",
+    )
     return columns, tuple(rows)
 
 
@@ -170,7 +210,15 @@ def baseline_remarks(run: RunView, baselines: Sequence[Baseline]) -> Html:
     lacking = [method for method in BASELINES if method != run.method and method not in {baseline.method for baseline in baselines}]
     for method in lacking:
         remarks.append(
-            tag("li", tag("strong", "Missing. "), ticked(f"There is no finished run of {method} on the same split and seed beside this one. Make it with `{how_to_get(run, method)}`, then report again."), class_="missing")
+            tag(
+                "li",
+                tag("strong", "Missing. "),
+                ticked(
+                    f"There is no finished run of {method} on the same split and seed beside this one. "
+                    f"Make it with `{how_to_get(run, method)}`, then report again."
+                ),
+                class_="missing",
+            )
         )
     return tag("ul", *remarks, class_="remarks") if remarks else join()
 

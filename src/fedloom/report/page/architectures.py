@@ -9,7 +9,7 @@ from fedloom.core.errors import FedloomError
 from fedloom.core.result import ClientResult
 from fedloom.report.drawing import KINDS, OTHER, Kind, draw, kind_of
 from fedloom.report.page.blocks import folded, missing, scrolling
-from fedloom.report.page.html import Html, join, tag
+from fedloom.report.page.html import Html, tag
 from fedloom.report.view import RunView
 from fedloom.report.words import count, percent, plain, points
 from fedloom.spaces.base import BlockDiagram, Box, Drawing
@@ -31,7 +31,9 @@ def architectures_block(run: RunView, gained: dict[str, float]) -> list[Html]:
         except FedloomError as error:
             return [missing(f"The architectures of this run do not fit its space: {error}.")]
     kinds = {kind_of(label) for drawing in drawings.values() for label in _labels(drawing)}
-    legend = tag("ul", *(_legend_item(kind) for kind in (*KINDS, OTHER) if kind in kinds), class_="legend", aria_label="Colours of operations")
+    legend = tag(
+        "ul", *(_legend_item(kind) for kind in (*KINDS, OTHER) if kind in kinds), class_="legend", aria_label="Colours of operations"
+    )
     shared = len(drawings) == 1 and len(run.clients) > 1
     cards = [_card(client, drawings[client.architecture], gained) for client in run.by_accuracy[: 0 if shared else None]]
     if shared:
@@ -53,14 +55,23 @@ def _rows(drawing: Drawing) -> list[list[Box]]:
     """Rows of boxes: stages, or cells whose edges are boxes."""
     if isinstance(drawing, BlockDiagram):
         return [list(boxes) for _, boxes in drawing.stages if boxes]
-    return [[Box(operation, f"{graph.nodes[a]} to {graph.nodes[b]}", 0.8) for a, b, operation in graph.edges if operation] for graph in drawing]
+    return [
+        [Box(operation, f"{graph.nodes[a]} to {graph.nodes[b]}", 0.8) for a, b, operation in graph.edges if operation] for graph in drawing
+    ]
 
 
 def _card(client: ClientResult, drawing: Drawing, gained: dict[str, float]) -> Html:
     own = f", {points(gained[client.name])} over local" if client.name in gained else ""
     small = f"{percent(client.test_accuracy)}{own}"
     size = f"{count(client.parameters)} parameters"
-    return tag("li", tag("strong", plain(client.name)), miniature(drawing, plain(client.name)), tag("span", small), tag("span", size), class_="card")
+    return tag(
+        "li",
+        tag("strong", plain(client.name)),
+        miniature(drawing, plain(client.name)),
+        tag("span", small),
+        tag("span", size),
+        class_="card",
+    )
 
 
 def miniature(drawing: Drawing, name: str) -> Html:
@@ -93,5 +104,7 @@ def _large(run: RunView, drawings: dict[str, Drawing]) -> list[Html]:
         picture = draw(drawings[client.architecture], who, numbers)
         about = tag("p", "Its id: ", tag("code", client.architecture, class_="long"))
         blocks.append(folded(f"{who}, drawn large", scrolling(Html(picture), f"Architecture of {who}"), about))
-    rest = tag("p", "The best, the middle and the last client are drawn large; `fedloom draw` draws any other.".replace("`", ""), class_="small")
-    return [tag("div", *blocks, class_="large"), *([rest] if len(ranked) > LARGE and len(drawings) > 1 else [])] or [join()]
+    rest = tag(
+        "p", "The best, the middle and the last client are drawn large; `fedloom draw` draws any other.".replace("`", ""), class_="small"
+    )
+    return [tag("div", *blocks, class_="large"), *([rest] if len(ranked) > LARGE and len(drawings) > 1 else [])]

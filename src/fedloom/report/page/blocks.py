@@ -25,7 +25,9 @@ class Section:
 
     def to_html(self) -> Html:
         heading = tag("h2", self.title, id=f"{self.key}-title")
-        return tag("section", heading, tag("p", ticked(self.lead), class_="lead"), *self.blocks, id=self.key, aria_labelledby=f"{self.key}-title")
+        return tag(
+            "section", heading, tag("p", ticked(self.lead), class_="lead"), *self.blocks, id=self.key, aria_labelledby=f"{self.key}-title"
+        )
 
 
 def gallery(shown: Sequence[Shown]) -> Html:

@@ -25,7 +25,9 @@ def privacy_blocks(run: RunView) -> list[Html]:
         rows = tuple(_row(run, name, declared.get(name)) for name in names)
         blocks.append(numbers_table(Numbers(columns, rows), "What may leave a client, and what did"))
     else:
-        blocks.append(tag("p", "The method declares no field that may leave a client. Any report that carried one would have been refused."))
+        blocks.append(
+            tag("p", "The method declares no field that may leave a client. Any report that carried one would have been refused.")
+        )
     if run.manifest is None:
         blocks.append(missing(f"What each field means is not shown: {run.no_data or 'the method could not be read'}"))
     totals = run.course.totals

@@ -30,9 +30,21 @@ def provenance_blocks(run: RunView) -> list[Html]:
     changed = {key: value for key, value in used.items() if key in run.defaults and run.defaults[key][0] != value}
     blocks = [facts(rows)]
     if not run.environment:
-        blocks.append(tag("p", tag("strong", "Missing. "), "Versions and commit are written with the first checkpoint, and there is none yet.", class_="missing"))
+        blocks.append(
+            tag(
+                "p",
+                tag("strong", "Missing. "),
+                "Versions and commit are written with the first checkpoint, and there is none yet.",
+                class_="missing",
+            )
+        )
     again = tag("p", "The same again: ", code(f"fedloom run {plain(run.folder, 300)}/config.toml run.folder=ANOTHER"))
-    return [*blocks, again, _table(run, changed, "Settings that are not the defaults", True), _table(run, used, "All settings of this run", False)]
+    return [
+        *blocks,
+        again,
+        _table(run, changed, "Settings that are not the defaults", True),
+        _table(run, used, "All settings of this run", False),
+    ]
 
 
 def _used(run: RunView, key: str) -> bool:
@@ -42,7 +54,9 @@ def _used(run: RunView, key: str) -> bool:
 
 
 def _table(run: RunView, settings: dict[str, Any], title: str, open_: bool) -> Html:
-    rows = tuple((plain(key), shown(value), plain(run.defaults[key][1], 400) if key in run.defaults else "–") for key, value in settings.items())
+    rows = tuple(
+        (plain(key), shown(value), plain(run.defaults[key][1], 400) if key in run.defaults else "–") for key, value in settings.items()
+    )
     return folded(f"{title} ({len(rows)})", numbers_table(Numbers(("setting", "value", "meaning"), rows), title), open_=open_)
 
 

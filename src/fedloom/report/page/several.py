@@ -20,7 +20,7 @@ from fedloom.report.charts.comparison import (
 )
 from fedloom.report.figure import Figure, Numbers
 from fedloom.report.page.answers import NOTICED
-from fedloom.report.page.blocks import Section, document, folded, gallery, missing, numbers_table
+from fedloom.report.page.blocks import Section, beside, document, figure_block, gallery, missing, numbers_table
 from fedloom.report.page.html import Html, join, tag, ticked
 from fedloom.report.page.provenance import COMMON, shown
 from fedloom.report.view import RunView
@@ -30,7 +30,8 @@ from fedloom.report.words import byte_count, count, duration, listed, many, perc
 def comparison_page(runs: Sequence[RunView]) -> str:
     groups = groups_of(runs)
     seeds = sorted({run.seed for run in runs})
-    names = f"{many(len(groups), 'method' if groups[0].name == runs[0].method else 'run')} on {listed(list(dict.fromkeys(run.dataset for run in runs)))}"
+    kind = "method" if groups[0].name == runs[0].method else "run"
+    names = f"{many(len(groups), kind)} on {listed(list(dict.fromkeys(run.dataset for run in runs)))}"
     many_seeds = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     about = f"{many(runs[0].client_count, 'client')}, {many_seeds}: {listed([group.name for group in groups], 8)}"
     header = join(tag("p", "Fedloom comparison", class_="overline"), tag("h1", names), tag("p", about, class_="sub"))
@@ -59,25 +60,39 @@ def _answers(groups: Sequence[Group]) -> Html:
         long += f" Paired, against {first.name}: {listed(said, 8)}." if said else ""
         rows.append(("help", "Which is best?", f"{best.name}, {percent(best.mean)}", long))
         worst = {group.name: min(group.accuracies) for group in whole}
-        fair = max(worst, key=lambda name: worst[name])
+        fair = [name for name, value in worst.items() if max(worst.values()) - value < NOTICED]
         long = f"The lowest client: {listed([f'{name} {percent(value)}' for name, value in worst.items()], 8)}."
         for other in others:
             found_pairs = pairs(first, other)
             if found_pairs:
                 lost = sum(before - after > NOTICED for before, after in found_pairs)
                 long += f" {lost} of {len(found_pairs)} clients are better off under {first.name} than under {other.name}."
-        rows.append(("clients", "Whom does each fail?", f"{fair} fails least", long))
-        cheap = min(whole, key=lambda group: group.average(lambda run: run.seconds))
-        costs = [f"{g.name} {duration(g.average(lambda run: run.seconds))} and {byte_count(g.average(lambda run: run.course.totals.bytes_up))} up" for g in whole]
+        rows.append(("clients", "Whom does each fail?", f"least: {listed(fair)}", long))
+        cheap = min(whole, key=lambda group: group.average(_seconds))
+        costs = [f"{group.name} {duration(group.average(_seconds))} and {byte_count(group.average(_bytes_up))} up" for group in whole]
         rows.append(("cost", "What do they cost?", f"{cheap.name} is fastest", f"{listed(costs, 8)}."))
     left = [f"{group.name}: {listed(_uploads(group)) or 'nothing'}" for group in groups]
     quiet = min(groups, key=lambda group: sum(run.course.totals.bytes_up for run in group.runs) / len(group.runs))
     rows.append(("privacy", "What left the building?", f"least under {quiet.name}", f"{'; '.join(left)}."))
     blocks = [
-        tag("div", tag("h3", tag("a", question, href=f"#{section}")), tag("div", tag("p", short, class_="big")), tag("p", ticked(long)), class_="answer")
+        tag(
+            "div",
+            tag("h3", tag("a", question, href=f"#{section}")),
+            tag("div", tag("p", short, class_="big")),
+            tag("p", ticked(long)),
+            class_="answer",
+        )
         for section, question, short, long in rows
     ]
     return tag("section", tag("h2", "In short", id="short-title", class_="quiet"), *blocks, id="short", aria_labelledby="short-title")
+
+
+def _seconds(run: RunView) -> float:
+    return run.seconds
+
+
+def _bytes_up(run: RunView) -> float:
+    return run.course.totals.bytes_up
 
 
 def _uploads(group: Group) -> list[str]:
@@ -87,7 +102,18 @@ def _uploads(group: Group) -> list[str]:
 def _help(groups: Sequence[Group]) -> Section:
     first = groups[0]
     figures = [accuracy_strips(groups), courses(groups)]
-    columns = ("run", "test accuracy", "± over clients", "± over seeds", "lowest client", f"against {first.name}, points", "95 % interval", "p", "time", "sent up")
+    columns = (
+        "run",
+        "test accuracy",
+        "± over clients",
+        "± over seeds",
+        "lowest client",
+        f"against {first.name}, points",
+        "95 % interval",
+        "p",
+        "time",
+        "sent up",
+    )
     rows = []
     for group in groups:
         if not group.finished:
@@ -96,14 +122,17 @@ def _help(groups: Sequence[Group]) -> Section:
         over_clients = float(np.mean([run.mean_and_std[1] for run in group.finished]))
         over_seeds = percent(float(np.std(means, ddof=1))) if len(means) > 1 else "–"
         words = ("–", "–", "–") if group is first else difference_words(first, group)
-        cost = (duration(group.average(lambda run: run.seconds)), byte_count(group.average(lambda run: run.course.totals.bytes_up)))
+        cost = (duration(group.average(_seconds)), byte_count(group.average(_bytes_up)))
         rows.append((group.name, percent(group.mean), percent(over_clients), over_seeds, percent(min(group.accuracies)), *words, *cost))
     blocks: list[Html] = [numbers_table(Numbers(columns, tuple(rows)), "All runs, means over seeds")] if rows else []
     blocks += [missing(f"{plain(run.folder, 200)} is {run.spoken_state}.") for group in groups for run in group.runs if not run.finished]
     apart = [group.name for group in groups[1:] if group.finished and first.finished and not pairs(first, group)]
     if apart:
-        blocks.append(missing(f"{listed(apart)} has no run with the split and seed of {first.name}, so its clients cannot be paired with those."))
-    note = f"Differences are to {first.name}, paired by client, seed and split: 95 % Student t interval, p of Wilcoxon's signed-rank test, no correction for many methods."
+        blocks.append(
+            missing(f"{listed(apart)} has no run with the split and seed of {first.name}, so its clients cannot be paired with those.")
+        )
+    note = f"Differences are to {first.name}, paired by client, seed and split: 95 % Student t interval, p of Wilcoxon's signed-rank test, "
+    note += "no correction for many methods."
     blocks.append(tag("p", note, class_="small"))
     return Section("help", "Which is best?", "Test accuracy of all personal models.", [*blocks, gallery(figures)], figures)
 
@@ -116,15 +145,25 @@ def _clients(groups: Sequence[Group]) -> Section:
         columns = ("client", *(f"{group.name}, seed {run.seed}" for group in groups for run in group.finished))
         known = [{client.name: client.test_accuracy for client in run.clients} for group in groups for run in group.finished]
         rows = tuple((plain(name), *(percent(accuracies.get(name)) for accuracies in known)) for name in sorted(names))
-        table = folded("Every client under every run", numbers_table(Numbers(columns, rows), "Every client under every run"))
+        table = numbers_table(Numbers(columns, rows), "Every client under every run")
     shown_figures = [figure] if figure else []
-    blocks = [gallery(shown_figures) if shown_figures else missing("There is one run only."), table or missing("None of these runs is finished.")]
+    words = table or missing("None of these runs is finished.")
+    blocks = [beside(words, figure_block(figure)) if figure else words]
     return Section("clients", "Whom does each fail?", "The same client under one run and another.", blocks, shown_figures)
 
 
 def _cost(groups: Sequence[Group]) -> Section:
     figures = [*cost_points(groups), stages(groups)]
-    columns = ("run", "time", "sent up", "sent down", "trained, MACs", "architectures scored", "largest training step", "parameters of a network, mean")
+    columns = (
+        "run",
+        "time",
+        "sent up",
+        "sent down",
+        "trained, MACs",
+        "architectures scored",
+        "largest training step",
+        "parameters of a network, mean",
+    )
     rows = []
     for group in groups:
         totals = [run.course.totals for run in group.runs]
@@ -174,9 +213,14 @@ def _settings(groups: Sequence[Group]) -> Section:
         values = [shown(run.settings.get(key, "–")) for _, run in runs]
         if len(set(values)) > 1:
             rows.append((plain(key), *values))
-    lead = "Settings that are not the same in all runs, besides method, seed, folder and the methods' own. Such rows do not compare methods alone."
+    lead = "Settings that are not the same in all runs, besides method, seed, folder and the methods' own: "
+    lead += "where they differ, methods are not all that is compared."
     columns = ("setting", *(f"{name}, seed {run.seed}" for name, run in runs))
-    block = numbers_table(Numbers(columns, tuple(rows)), "Settings that differ") if rows else tag("p", "There are none: the runs differ in their methods and seeds only.")
+    block = (
+        numbers_table(Numbers(columns, tuple(rows)), "Settings that differ")
+        if rows
+        else tag("p", "There are none: the runs differ in their methods and seeds only.")
+    )
     return Section("settings", "Is it fair?", lead, [block])
 
 

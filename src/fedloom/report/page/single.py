@@ -32,25 +32,49 @@ def figures_of(run: RunView, baselines: Sequence[Baseline]) -> list[Figure]:
 
 
 def sections_of(run: RunView, baselines: Sequence[Baseline]) -> list[Section]:
-    return [_help(run, baselines), _clients(run, baselines), _data(run), _architectures(run, baselines), _search(run), _cost(run), _privacy(run), _made(run)]
+    return [
+        _help(run, baselines),
+        _clients(run, baselines),
+        _data(run),
+        _architectures(run, baselines),
+        _search(run),
+        _cost(run),
+        _privacy(run),
+        _made(run),
+    ]
 
 
 def _header(run: RunView) -> Html:
     kind = f"{many(run.client_count, 'client')}, {many(run.rounds, 'round')}, space {run.space_name}, seed {run.seed}"
     state = None if run.finished else tag("p", f"This run is {run.spoken_state}.", class_="missing")
-    return join(tag("p", "Fedloom report", class_="overline"), tag("h1", f"{run.method} on {run.dataset}"), tag("p", run.about, class_="sub") if run.about else None, tag("p", f"{kind}; {run.spoken_state}", class_="sub"), state)
+    return join(
+        tag("p", "Fedloom report", class_="overline"),
+        tag("h1", f"{run.method} on {run.dataset}"),
+        tag("p", run.about, class_="sub") if run.about else None,
+        tag("p", f"{kind}; {run.spoken_state}", class_="sub"),
+        state,
+    )
 
 
 def _absent(absent: Sequence[Missing]) -> Html:
     if not absent:
         return join()
-    return tag("p", tag("strong", "Not in this report: "), "; ".join(shown.title for shown in absent), ". Each says why in its place.", class_="small absent")
+    return tag(
+        "p",
+        tag("strong", "Not in this report: "),
+        "; ".join(shown.title for shown in absent),
+        ". Each says why in its place.",
+        class_="small absent",
+    )
 
 
 def _help(run: RunView, baselines: Sequence[Baseline]) -> Section:
     figures = [accuracy_over_rounds(run, baselines), distribution(run, baselines)]
-    table = numbers_table(Numbers(*help_table(run, baselines)), "This run against its baselines") if run.clients else missing(no_clients(run))
-    notes = "Differences are paired by client: the 95 % Student t interval of their mean, and p of Wilcoxon's signed-rank test. Clients of one run learn from each other, so both are too sure of themselves about another federation."
+    table = (
+        numbers_table(Numbers(*help_table(run, baselines)), "This run against its baselines") if run.clients else missing(no_clients(run))
+    )
+    notes = "Differences are paired by client: the 95 % Student t interval of their mean, and p of Wilcoxon's signed-rank test. "
+    notes += "Clients of one run learn from each other, so both are too sure of themselves about another federation."
     small = tag("p", notes, class_="small") if baselines and run.clients else None
     lead = "This run against training alone (local) and against one shared network, fine-tuned (fedavg), on the same split and seed."
     return Section("help", "Did it help?", lead, [join(table, small, baseline_remarks(run, baselines)), gallery(figures)], figures)
@@ -72,7 +96,10 @@ def _architectures(run: RunView, baselines: Sequence[Baseline]) -> Section:
     likeness = likeness_figures(run)
     local = next((baseline for baseline in baselines if baseline.method == "local"), None)
     blocks = architectures_block(run, gains(run, local) if local else {})
-    lead = "Each client's network, best client first: a row for each stage or cell, a bar for each block or edge, its colour the operation, its height the width."
+    lead = (
+        "Each client's network, best client first: a row for each stage or cell, a bar for each block or edge, its colour the operation, "
+    )
+    lead += "its height the width."
     return Section("architectures", "What did each client get?", lead, [*blocks, gallery(likeness)], likeness)
 
 
@@ -82,7 +109,13 @@ def _search(run: RunView) -> Section:
     blocks = [gallery(figures)]
     if notes:
         blocks.append(folded("What else the method noted", numbers_table(notes, "Notes in the ledger, over participations")))
-    return Section("search", "How did the search go?", "What clients wrote into their diaries while they searched; a simulator may read them, a server may not.", blocks, figures)
+    return Section(
+        "search",
+        "How did the search go?",
+        "What clients wrote into their diaries while they searched; a simulator may read them, a server may not.",
+        blocks,
+        figures,
+    )
 
 
 def _cost(run: RunView) -> Section:
