@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -17,27 +19,29 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 HOW_TO_GET_IT = "there is no Chromium here; on Debian `apt-get install chromium` brings it"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars")
 QUIET = ("--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio")
+# Chromium reads its orders from file 3 and answers to file 4.
+WIRING = "import os, sys; [os.dup2(int(sys.argv[k]), k + 2) for k in (1, 2)]; os.execv(sys.argv[3], sys.argv[3:])"
 PATIENCE = 30.0  # seconds for an answer
 
 
 class Browser:
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM is not None
-        self._theirs_in, self._ours_out = os.pipe()
-        self._ours_in, self._theirs_out = os.pipe()
-        # Chromium reads file 3 and writes file 4.
-        wiring = f'exec "$0" "$@" 3<&{self._theirs_in} 4>&{self._theirs_out}'
+        reads, self._ours_out = os.pipe()
+        self._ours_in, writes = os.pipe()
+        # far from 3 and 4, which they are to become
+        ends = tuple(fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (reads, writes))
         command = [CHROMIUM, *FLAGS, *QUIET, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", wiring, *command],
-            pass_fds=(self._theirs_in, self._theirs_out),
+            [sys.executable, "-S", "-c", WIRING, *map(str, ends), *command],
+            pass_fds=ends,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(self._theirs_in)
-        os.close(self._theirs_out)
+        for end in (reads, writes, *ends):
+            os.close(end)
         os.set_blocking(self._ours_in, False)
         self._number, self._buffer = 0, b""
         self.events: list[dict[str, Any]] = []

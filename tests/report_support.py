@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,39 @@ def made_up_run(
     result = RunResult(method, settings.space, "digits", settings.protocol, seed, done, finished, tuple(results), ledger, 12.5, environment)
     store.write_text("result.json", result.to_json() + "\n")
     return folder
+
+
+class Outline(HTMLParser):
+    """Tags in balance, ids, words by section."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.section = ""
+        self.words: dict[str, str] = {}  # by section; "" is outside of them
+        self.tags: set[str] = set()
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(name)
+        own = dict(attributes)
+        if "id" in own:
+            self.ids.append(str(own["id"]))
+        if name == "section":
+            self.section = str(own["id"])
+        if name not in ("meta", "link"):
+            self.open.append(name)
+
+    def handle_startendtag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(name, attributes)
+        self.handle_endtag(name)
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+        if name == "section":
+            self.section = ""
+
+    def handle_data(self, data: str) -> None:
+        self.words[self.section] = self.words.get(self.section, "") + data.replace("\u00a0", " ")

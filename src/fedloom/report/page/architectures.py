@@ -15,6 +15,7 @@ from fedloom.report.words import count, percent, plain, points
 from fedloom.spaces.base import BlockDiagram, Box, Drawing
 
 LARGE = 16  # clients whose architectures are also drawn large; of more only the best, the middle and the last
+DENSE = 40  # clients whose small drawings are smaller still
 WIDE, TALL, GAP = 13, 16, 2  # of a block in a small drawing
 
 
@@ -40,7 +41,7 @@ def architectures_block(run: RunView, gained: dict[str, float]) -> list[Html]:
         client = run.clients[0]
         small = miniature(drawings[client.architecture], "everybody")
         cards = [tag("li", tag("strong", "everybody"), small, tag("span", f"{count(client.parameters)} parameters"), class_="card")]
-    return [legend, tag("ul", *cards, class_="cards"), *_large(run, drawings)]
+    return [legend, tag("ul", *cards, class_="cards dense" if len(cards) > DENSE else "cards"), *_large(run, drawings)]
 
 
 def _legend_item(kind: Kind) -> Html:

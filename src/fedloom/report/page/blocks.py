@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -20,13 +20,13 @@ class Section:
     key: str
     title: str
     lead: str  # what the section is about, in a sentence
-    blocks: Sequence[Html]
+    blocks: Callable[[], Sequence[Html]]  # called by whoever wants the page: drawing takes time
     figures: Sequence[Shown] = field(default_factory=tuple)  # that are among the blocks
 
     def to_html(self) -> Html:
         heading = tag("h2", self.title, id=f"{self.key}-title")
         return tag(
-            "section", heading, tag("p", ticked(self.lead), class_="lead"), *self.blocks, id=self.key, aria_labelledby=f"{self.key}-title"
+            "section", heading, tag("p", ticked(self.lead), class_="lead"), *self.blocks(), id=self.key, aria_labelledby=f"{self.key}-title"
         )
 
 

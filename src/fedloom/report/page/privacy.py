@@ -7,7 +7,7 @@ from fedloom.report.figure import Numbers
 from fedloom.report.page.blocks import missing, numbers_table
 from fedloom.report.page.html import Html, tag, ticked
 from fedloom.report.view import RunView
-from fedloom.report.words import byte_count, count, plain
+from fedloom.report.words import byte_count, plain
 
 REVEALS = (
     "Fedloom checks and counts what leaves; it does not hide what a field reveals. A server that sees an update can draw conclusions about "
@@ -31,10 +31,10 @@ def privacy_blocks(run: RunView) -> list[Html]:
     if run.manifest is None:
         blocks.append(missing(f"What each field means is not shown: {run.no_data or 'the method could not be read'}"))
     totals = run.course.totals
-    reports = f"{count(run.course.reports)} of {count(run.course.participations)} participations sent a report"
+    reports = f"{run.course.reports:,} of {run.course.participations:,} participations sent a report"
     sums = f"{reports}, {byte_count(totals.bytes_up)} together; {byte_count(totals.bytes_down)} went the other way."
     if run.course.late:
-        sums += f" {count(run.course.late)} came after the deadline and were not used."
+        sums += f" {run.course.late:,} came after the deadline and were not used."
     blocks.append(tag("p", sums))
     blocks.append(tag("p", ticked(REVEALS if names else "Nothing that this method does shows a server anything of a client's data.")))
     return blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -134,7 +135,7 @@ def _help(groups: Sequence[Group]) -> Section:
     note = f"Differences are to {first.name}, paired by client, seed and split: 95 % Student t interval, p of Wilcoxon's signed-rank test, "
     note += "no correction for many methods."
     blocks.append(tag("p", note, class_="small"))
-    return Section("help", "Which is best?", "Test accuracy of all personal models.", [*blocks, gallery(figures)], figures)
+    return Section("help", "Which is best?", "Test accuracy of all personal models.", lambda: [*blocks, gallery(figures)], figures)
 
 
 def _clients(groups: Sequence[Group]) -> Section:
@@ -148,8 +149,10 @@ def _clients(groups: Sequence[Group]) -> Section:
         table = numbers_table(Numbers(columns, rows), "Every client under every run")
     shown_figures = [figure] if figure else []
     words = table or missing("None of these runs is finished.")
-    blocks = [beside(words, figure_block(figure)) if figure else words]
-    return Section("clients", "Whom does each fail?", "The same client under one run and another.", blocks, shown_figures)
+    lead = "The same client under one run and another."
+    return Section(
+        "clients", "Whom does each fail?", lead, lambda: [beside(words, figure_block(figure)) if figure else words], shown_figures
+    )
 
 
 def _cost(groups: Sequence[Group]) -> Section:
@@ -182,7 +185,9 @@ def _cost(groups: Sequence[Group]) -> Section:
             )
         )
     table = numbers_table(Numbers(columns, tuple(rows)), "Costs, means over seeds")
-    return Section("cost", "What do they cost?", "As their ledgers have it.", [table, gallery(figures[:3]), gallery(figures[3:])], figures)
+    return Section(
+        "cost", "What do they cost?", "As their ledgers have it.", lambda: [table, gallery(figures[:3]), gallery(figures[3:])], figures
+    )
 
 
 def _privacy(groups: Sequence[Group]) -> Section:
@@ -197,31 +202,32 @@ def _privacy(groups: Sequence[Group]) -> Section:
         if not declared and not run.course.totals.uploads:
             rows.append((group.name, "nothing", "–", byte_count(0)))
     table = numbers_table(Numbers(("run", "field", "what it is", "bytes per report, mean"), tuple(rows)), "What may leave a client")
-    return Section("privacy", "What left the building?", "The fields that each method declares, and what they weigh.", [table])
+    return Section("privacy", "What left the building?", "The fields that each method declares, and what they weigh.", lambda: [table])
 
 
 def _settings(groups: Sequence[Group]) -> Section:
-    """Where the runs differ, but for the methods' own tables."""
+    """Where the runs differ, but for the tables of methods that only one of them has."""
     runs = [(group.name, run) for group in groups for run in group.runs]
-    spaces = {run.space_name for _, run in runs}
+    methods = Counter(group.runs[0].method for group in groups)
+    parts = {*COMMON, *(run.space_name for _, run in runs), *(method for method, times in methods.items() if times > 1)}
     keys = dict.fromkeys(key for _, run in runs for key in run.settings)
     rows = []
     for key in keys:
         table, dot, _ = key.partition(".")
-        if key in ("run.folder", "seed", "method") or (dot and table not in (*COMMON, *spaces)):
+        if key in ("run.folder", "seed", "method") or (dot and table not in parts):
             continue
         values = [shown(run.settings.get(key, "–")) for _, run in runs]
         if len(set(values)) > 1:
             rows.append((plain(key), *values))
-    lead = "Settings that are not the same in all runs, besides method, seed, folder and the methods' own: "
+    lead = "Settings that are not the same in all runs, besides method, seed, folder and what only one of the methods has: "
     lead += "where they differ, methods are not all that is compared."
     columns = ("setting", *(f"{name}, seed {run.seed}" for name, run in runs))
     block = (
         numbers_table(Numbers(columns, tuple(rows)), "Settings that differ")
         if rows
-        else tag("p", "There are none: the runs differ in their methods and seeds only.")
+        else tag("p", "There are none: the runs differ in method, seed and settings that only one of the methods has.")
     )
-    return Section("settings", "Is it fair?", lead, [block])
+    return Section("settings", "Is it fair?", lead, lambda: [block])
 
 
 def _made(groups: Sequence[Group]) -> Section:
@@ -231,5 +237,6 @@ def _made(groups: Sequence[Group]) -> Section:
             versions = [plain(run.environment.get(name, "–"), 40) for name in ("commit", "fedloom", "torch", "device")]
             rows.append((group.name, str(run.seed), plain(run.folder, 200), run.spoken_state, *versions))
     columns = ("run", "seed", "folder", "state", "commit", "fedloom", "torch", "device")
+    table = numbers_table(Numbers(columns, tuple(rows)), "All runs")
     lead = "Each is an ordinary run; `fedloom report FOLDER` makes its own page."
-    return Section("made", "How were they made?", lead, [numbers_table(Numbers(columns, tuple(rows)), "All runs")])
+    return Section("made", "How were they made?", lead, lambda: [table])

@@ -77,45 +77,38 @@ def _help(run: RunView, baselines: Sequence[Baseline]) -> Section:
     notes += "Clients of one run learn from each other, so both are too sure of themselves about another federation."
     small = tag("p", notes, class_="small") if baselines and run.clients else None
     lead = "This run against training alone (local) and against one shared network, fine-tuned (fedavg), on the same split and seed."
-    return Section("help", "Did it help?", lead, [join(table, small, baseline_remarks(run, baselines)), gallery(figures)], figures)
+    return Section("help", "Did it help?", lead, lambda: [join(table, small, baseline_remarks(run, baselines)), gallery(figures)], figures)
 
 
 def _clients(run: RunView, baselines: Sequence[Baseline]) -> Section:
     figures = [client_bars(run, baselines), against_alone(run, baselines)]
     lead = "Test accuracy of every client's personal model, best first, and what it gained over training alone."
-    return Section("clients", "Whom did it fail?", lead, [gallery(figures)], figures)
+    return Section("clients", "Whom did it fail?", lead, lambda: [gallery(figures)], figures)
 
 
 def _data(run: RunView) -> Section:
     figures = [split_map(run), against_images(run)]
     lead = "How the images are divided among the clients, and whether those with few are left behind."
-    return Section("data", "Who holds what?", lead, [gallery(figures)], figures)
+    return Section("data", "Who holds what?", lead, lambda: [gallery(figures)], figures)
 
 
 def _architectures(run: RunView, baselines: Sequence[Baseline]) -> Section:
     likeness = likeness_figures(run)
     local = next((baseline for baseline in baselines if baseline.method == "local"), None)
-    blocks = architectures_block(run, gains(run, local) if local else {})
-    lead = (
-        "Each client's network, best client first: a row for each stage or cell, a bar for each block or edge, its colour the operation, "
+    gained = gains(run, local) if local else {}
+    lead = "Each client's network, best client first: a row for each stage or cell, a bar for each block or edge, "
+    lead += "its colour the operation, its height the width."
+    return Section(
+        "architectures", "What did each client get?", lead, lambda: [*architectures_block(run, gained), gallery(likeness)], likeness
     )
-    lead += "its height the width."
-    return Section("architectures", "What did each client get?", lead, [*blocks, gallery(likeness)], likeness)
 
 
 def _search(run: RunView) -> Section:
     figures = search_figures(run)
     notes = other_notes(run)
-    blocks = [gallery(figures)]
-    if notes:
-        blocks.append(folded("What else the method noted", numbers_table(notes, "Notes in the ledger, over participations")))
-    return Section(
-        "search",
-        "How did the search go?",
-        "What clients wrote into their diaries while they searched; a simulator may read them, a server may not.",
-        blocks,
-        figures,
-    )
+    more = folded("What else the method noted", numbers_table(notes, "Notes in the ledger, over participations")) if notes else join()
+    lead = "What clients wrote into their diaries while they searched; a simulator may read them, a server may not."
+    return Section("search", "How did the search go?", lead, lambda: [gallery(figures), more], figures)
 
 
 def _cost(run: RunView) -> Section:
@@ -124,7 +117,7 @@ def _cost(run: RunView) -> Section:
     rows: list[tuple[str, object]] = [
         ("wall time", duration(run.seconds) if run.seconds else "not known yet"),
         ("time that clients worked", duration(sum(totals.stages.values()))),
-        ("participations", f"{count(run.course.participations)} in rounds, {len(totals.final)} final ones"),
+        ("participations", f"{run.course.participations:,} in rounds, {len(totals.final):,} final ones"),
         ("sent up", byte_count(totals.bytes_up)),
         ("sent down", byte_count(totals.bytes_down)),
         ("trained", f"{count(totals.trained_macs)} multiply-accumulates"),
@@ -136,16 +129,18 @@ def _cost(run: RunView) -> Section:
     if simulated and chosen:
         rows.append(("on the simulated hardware", f"{duration(simulated)} for all rounds, {many(len(run.course.tiers), 'tier')}"))
     lead = "Time, memory, arithmetic and bytes, as the ledger has them."
-    return Section("cost", "What did it cost?", lead, [beside(facts(rows), figure_block(figures[0])), gallery(figures[1:])], figures)
+    return Section(
+        "cost", "What did it cost?", lead, lambda: [beside(facts(rows), figure_block(figures[0])), gallery(figures[1:])], figures
+    )
 
 
 def _privacy(run: RunView) -> Section:
     figure = bytes_by_field(run)
     table, *words = privacy_blocks(run)
     lead = "Every field that a report may carry is declared by the method and checked at one door; nothing else can leave a client."
-    return Section("privacy", "What left the building?", lead, [table, beside(join(*words), figure_block(figure))], [figure])
+    return Section("privacy", "What left the building?", lead, lambda: [table, beside(join(*words), figure_block(figure))], [figure])
 
 
 def _made(run: RunView) -> Section:
     lead = f"Everything it takes to repeat this run, which lies in `{plain(run.folder, 300)}`."
-    return Section("made", "How was it made?", lead, provenance_blocks(run))
+    return Section("made", "How was it made?", lead, lambda: provenance_blocks(run))
