@@ -213,6 +213,7 @@ def test_what_is_no_run_is_refused(fedloom_: Fedloom, runs: Path, tmp_path: Path
         ("result.json", "{", "result.json is damaged"),
         ("result.json", '{"schema": "another/1"}', "another/1"),
         ("result.json", "[]", "result.json is damaged"),
+        ("result.json", '{"schema": "fedloom.result/1", "clients": []}', "cost"),
         ("config.toml", "method = ", "config.toml"),
         ("config.toml", 'method = "nonsense"', "config.toml"),
         ("ledger.jsonl", '{"client": 1}\n', "line 1"),
@@ -225,7 +226,7 @@ def test_damaged_files_are_named(file: str, content: str, word: str, fedloom_: F
     assert not (finished_run / "report.html").exists()
 
 
-@pytest.mark.parametrize("change", [{"name": 3}, {"test_accuracy": "0.5"}, {"macs": None}, {"parameters": True}], ids=str)
+@pytest.mark.parametrize("change", [{"name": 3}, {"test_accuracy": "0.5"}, {"macs": None}, {"parameters": True}, {"test_accuracy": float("nan")}], ids=str)
 def test_a_damaged_client_is_named(change: dict[str, object], fedloom_: Fedloom, finished_run: Path) -> None:
     result = json.loads((finished_run / "result.json").read_text())
     result["clients"][0] |= change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,9 +53,11 @@ class Course:
         self.participations += 1
         self.late += entry.late
         self.rounds_of[entry.client] = self.rounds_of.get(entry.client, 0) + 1
-        if entry.test_accuracy is not None:
+        if entry.test_accuracy is not None and math.isfinite(entry.test_accuracy):
             self.accuracies.setdefault(entry.round, []).append(entry.test_accuracy)
         for name, value in entry.notes.items():
+            if not math.isfinite(value):
+                continue
             self.notes.setdefault(name, {}).setdefault(entry.round, []).append(value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -77,6 +78,9 @@ def read_result(folder: Path) -> dict[str, Any]:
                 raise ValueError(f"{key} is {plain(result[key], 40)!r}")
         for row in result["clients"]:
             _client(row)
+        for key in ("seconds", "bytes_up"):
+            if type(result["cost"][key]) not in (int, float):
+                raise ValueError(f"cost.{key} is {plain(result['cost'][key], 40)!r}")
         return dict(result)
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else plain(error, 160)
@@ -89,6 +93,8 @@ def _client(row: Any) -> ClientResult:
     for item in fields(ClientResult):
         if not isinstance(row[item.name], kinds[str(item.type)]) or isinstance(row[item.name], bool):
             raise ValueError(f"{item.name} of a client is {plain(row[item.name], 40)!r}")
+        if isinstance(row[item.name], float) and not math.isfinite(row[item.name]):
+            raise ValueError(f"{item.name} of a client is not finite")
     return ClientResult(**{item.name: row[item.name] for item in fields(ClientResult)})
 
 

@@ -15,6 +15,7 @@ from fedloom.report.figure import BLUE, FAINT, ORANGE, VERMILION, Axis, Figure, 
 from fedloom.report.view import Holdings, RunView
 from fedloom.report.words import correlation, listed, many, percent, plain
 
+FEW_PAIRS = 15  # six clients: fewer say nothing
 MOST_PAIRS = 1500  # that are drawn as points
 NAMED = 40  # rows or columns that have room for their names
 Matrix = npt.NDArray[np.float64]
@@ -197,8 +198,11 @@ def _pairs(title: str, data: Matrix, built: Matrix) -> Figure:
     if related is None:
         said = "All pairs are equally alike in data or in architecture, so neither follows the other."
     else:
-        sure = "Hardly" if abs(related) < 0.1 else "Yes, a little" if abs(related) < 0.3 else "Yes"
-        verdict = "No, rather the opposite" if related <= -0.1 else sure
+        verdict = "Hardly" if abs(related) < 0.1 else "Yes, a little" if abs(related) < 0.3 else "Yes"
+        if len(x) < FEW_PAIRS:
+            verdict = "Too few to tell"
+        elif related <= -0.1:
+            verdict = "No, rather the opposite"
         said = f"{verdict}: over {many(len(x), 'pair')} of clients the rank correlation of the two is {correlation(related)}."
     edges = np.quantile(x, [0, 1 / 3, 2 / 3, 1])
     thirds = [(x >= low) & (x <= high) for low, high in pairwise(edges)]
