@@ -226,7 +226,10 @@ def test_damaged_files_are_named(file: str, content: str, word: str, fedloom_: F
     assert not (finished_run / "report.html").exists()
 
 
-@pytest.mark.parametrize("change", [{"name": 3}, {"test_accuracy": "0.5"}, {"macs": None}, {"parameters": True}, {"test_accuracy": float("nan")}], ids=str)
+NO_CLIENTS = [{"name": 3}, {"test_accuracy": "0.5"}, {"macs": None}, {"parameters": True}, {"test_accuracy": float("nan")}]
+
+
+@pytest.mark.parametrize("change", NO_CLIENTS, ids=str)
 def test_a_damaged_client_is_named(change: dict[str, object], fedloom_: Fedloom, finished_run: Path) -> None:
     result = json.loads((finished_run / "result.json").read_text())
     result["clients"][0] |= change
