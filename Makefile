@@ -15,7 +15,7 @@ TEST_READY := $(VENV)/ready-to-test
 .NOTPARALLEL:
 
 help:
-	@echo 'make run     a small federation on this machine, three methods side by side, from nothing to their results, in minutes'
+	@echo 'make run     a small federation on this machine, three methods side by side, from nothing to a report to look at, in minutes'
 	@echo 'make test    lint, types, import rules and all tests but slow, gpu and network (what CI runs)'
 	@echo 'make check   the inner loop: lint, types, import rules, tests/unit and tests/properties'
 	@echo 'make slow    the tests marked slow'
@@ -26,6 +26,9 @@ help:
 
 run: $(RUN_READY)
 	$(BIN)/fedloom compare quickstart --methods perfedsde,fedavg,local
+	@echo 'Pages to open in a browser, of all three and of perfedsde:'
+	@$(BIN)/fedloom report runs/compare-quickstart
+	@$(BIN)/fedloom report runs/compare-quickstart/perfedsde-0
 
 test: $(TEST_READY) lint
 	$(PYTEST) -q -n $(WORKERS) --dist worksteal

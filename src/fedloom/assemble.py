@@ -92,10 +92,11 @@ class Reopened:
         return found
 
 
-def reopen_run(folder: Path) -> Reopened:
+def reopen_run(folder: Path, device: torch.device | None = None) -> Reopened:
+    """device: where its data lie, if not where the run had them."""
     settings, store = saved_settings(folder), Store(folder)
     dataset = read(settings.data)
-    bench = make_bench(settings, dataset, _device(settings))
+    bench = make_bench(settings, dataset, device or _device(settings))
     if settings.weights:
         bench, _ = with_weights(bench, folder / "state" / "weights.safetensors", settings.weights)
     method = METHODS[settings.method].make(settings.components[settings.method], bench)

@@ -53,6 +53,7 @@ from fedloom.report.live_stages import LiveStages
 from fedloom.report.show import client_view, run_view
 from fedloom.report.tables import client_table, space_card, space_table, summary
 from fedloom.report.track import Several, Tracker
+from fedloom.reporting.command import report
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.training.latency import measure_latency
 
@@ -62,7 +63,7 @@ app = typer.Typer(
 )
 app.add_typer(analyse, name="analyse")
 app.command()(gain)
-for command in (serve, site, certs):
+for command in (report, serve, site, certs):
     app.command()(command)
 console = Console()
 

@@ -45,6 +45,12 @@ def payload_bytes(message: Instruction | Report) -> int:
     return arrays + (len(json.dumps(dict(message.facts)).encode()) if message.facts else 0)
 
 
+def field_bytes(report: Report) -> dict[str, int]:
+    """The same for each field of a report. A fact alone has braces where several have commas, so the sum is ``payload_bytes``."""
+    arrays = {name: sum(array.nbytes for array in group.values()) for name, group in report.arrays.items()}
+    return {**arrays, **{name: len(json.dumps({name: value}).encode()) for name, value in report.facts.items()}}
+
+
 def frozen(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     """The same arrays, read-only: several clients share one message and none may change it for the others."""
     views = {name: array.view() for name, array in arrays.items()}

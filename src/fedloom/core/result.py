@@ -33,6 +33,7 @@ class LedgerEntry:
     tier: int = 0  # of the client's simulated hardware
     simulated_seconds: float = 0.0  # what training and messages would have taken there
     late: bool = False  # its report came after the deadline and was not waited for
+    upload_bytes: Mapping[str, int] = field(default_factory=dict)  # by field; together bytes_up
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -71,8 +72,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "tier": (int,),
     "simulated_seconds": _NUMBER,
     "late": (bool,),
+    "upload_bytes": (dict,),
 }
-_LATER = ("tier", "simulated_seconds", "late")  # which ledgers of earlier versions do not have
+_LATER = ("tier", "simulated_seconds", "late", "upload_bytes")  # which ledgers of earlier versions do not have
 
 
 @dataclass

@@ -11,7 +11,7 @@ from fedloom.core.boundary import release
 from fedloom.core.client_site import ClientData, ClientMemory, ClientSite, Stopwatch
 from fedloom.core.errors import ClientFailed, FedloomError
 from fedloom.core.hardware import Hardware
-from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
+from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, payload_bytes
 from fedloom.core.method import Answer, Method
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.store import Store
@@ -99,6 +99,7 @@ class Books:
                 tier=hardware.tier,
                 simulated_seconds=round(min(seconds, self._deadline) if late else seconds, 4),
                 late=late,
+                upload_bytes=field_bytes(released.report),
             )
         )
         return None if late else released.report

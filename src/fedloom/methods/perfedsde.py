@@ -18,6 +18,7 @@ from collections import ChainMap, Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,7 @@ class PerFedSDE:
             notes={
                 "covered_share": _covered_share(coverage, update),
                 "best_score": population[0].score.accuracy,
+                "median_score": median(member.score.accuracy for member in population),
                 **self._notes(candidates),
             },
         )

@@ -1,0 +1,242 @@
+"""The page that sets several runs side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedloom.report.charts.comparison import (
+    Group,
+    accuracy_strips,
+    cost_points,
+    courses,
+    difference,
+    difference_words,
+    groups_of,
+    pairs,
+    sorted_differences,
+    stages,
+)
+from fedloom.report.figure import Figure, Numbers
+from fedloom.report.page.answers import NOTICED
+from fedloom.report.page.blocks import Section, beside, document, figure_block, gallery, missing, numbers_table
+from fedloom.report.page.html import Html, join, tag, ticked
+from fedloom.report.page.provenance import COMMON, shown
+from fedloom.report.view import RunView
+from fedloom.report.words import byte_count, count, duration, listed, many, percent, plain, points
+
+
+def comparison_page(runs: Sequence[RunView]) -> str:
+    groups = groups_of(runs)
+    seeds = sorted({run.seed for run in runs})
+    kind = "method" if groups[0].name == runs[0].method else "run"
+    names = f"{many(len(groups), kind)} on {listed(list(dict.fromkeys(run.dataset for run in runs)))}"
+    many_seeds = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    about = f"{many(runs[0].client_count, 'client')}, {many_seeds}: {listed([group.name for group in groups], 8)}"
+    header = join(tag("p", "Fedloom comparison", class_="overline"), tag("h1", names), tag("p", about, class_="sub"))
+    return document(f"{names}: Fedloom comparison", header, _answers(groups), comparison_sections(groups))
+
+
+def comparison_figures(runs: Sequence[RunView]) -> list[Figure]:
+    return [one for section in comparison_sections(groups_of(runs)) for one in section.figures if isinstance(one, Figure)]
+
+
+def comparison_sections(groups: Sequence[Group]) -> list[Section]:
+    return [_help(groups), _clients(groups), _cost(groups), _privacy(groups), _settings(groups), _made(groups)]
+
+
+def _answers(groups: Sequence[Group]) -> Html:
+    first, *others = groups
+    whole = [group for group in groups if group.finished]
+    rows: list[tuple[str, str, str, str]] = []
+    if not whole:
+        rows.append(("help", "Which is best?", "not known yet", "None of these runs is finished."))
+    else:
+        best = max(whole, key=lambda group: group.mean)
+        against = [(other, difference(first, other)) for other in others if other.finished and first.finished]
+        said = [f"{other.name} {points(found.mean)} points" for other, found in against if found is not None]
+        long = f"Mean test accuracy over clients: {listed([f'{group.name} {percent(group.mean)}' for group in whole], 8)}."
+        long += f" Paired, against {first.name}: {listed(said, 8)}." if said else ""
+        rows.append(("help", "Which is best?", f"{best.name}, {percent(best.mean)}", long))
+        worst = {group.name: min(group.accuracies) for group in whole}
+        fair = [name for name, value in worst.items() if max(worst.values()) - value < NOTICED]
+        long = f"The lowest client: {listed([f'{name} {percent(value)}' for name, value in worst.items()], 8)}."
+        for other in others:
+            found_pairs = pairs(first, other)
+            if found_pairs:
+                lost = sum(before - after > NOTICED for before, after in found_pairs)
+                long += f" {lost} of {len(found_pairs)} clients are better off under {first.name} than under {other.name}."
+        rows.append(("clients", "Whom does each fail?", f"least: {listed(fair)}", long))
+        cheap = min(whole, key=lambda group: group.average(_seconds))
+        costs = [f"{group.name} {duration(group.average(_seconds))} and {byte_count(group.average(_bytes_up))} up" for group in whole]
+        rows.append(("cost", "What do they cost?", f"{cheap.name} is fastest", f"{listed(costs, 8)}."))
+    left = [f"{group.name}: {listed(_uploads(group)) or 'nothing'}" for group in groups]
+    quiet = min(groups, key=lambda group: sum(run.course.totals.bytes_up for run in group.runs) / len(group.runs))
+    rows.append(("privacy", "What left the building?", f"least under {quiet.name}", f"{'; '.join(left)}."))
+    blocks = [
+        tag(
+            "div",
+            tag("h3", tag("a", question, href=f"#{section}")),
+            tag("div", tag("p", short, class_="big")),
+            tag("p", ticked(long)),
+            class_="answer",
+        )
+        for section, question, short, long in rows
+    ]
+    return tag("section", tag("h2", "In short", id="short-title", class_="quiet"), *blocks, id="short", aria_labelledby="short-title")
+
+
+def _seconds(run: RunView) -> float:
+    return run.seconds
+
+
+def _bytes_up(run: RunView) -> float:
+    return run.course.totals.bytes_up
+
+
+def _uploads(group: Group) -> list[str]:
+    return sorted({plain(name, 24) for run in group.runs for name in run.course.totals.uploads})
+
+
+def _help(groups: Sequence[Group]) -> Section:
+    first = groups[0]
+    figures = [accuracy_strips(groups), courses(groups)]
+    columns = (
+        "run",
+        "test accuracy",
+        "± over clients",
+        "± over seeds",
+        "lowest client",
+        f"against {first.name}, points",
+        "95 % interval",
+        "p",
+        "time",
+        "sent up",
+    )
+    rows = []
+    for group in groups:
+        if not group.finished:
+            continue
+        means = [run.mean or 0.0 for run in group.finished]
+        over_clients = float(np.mean([run.mean_and_std[1] for run in group.finished]))
+        over_seeds = percent(float(np.std(means, ddof=1))) if len(means) > 1 else "–"
+        words = ("–", "–", "–") if group is first else difference_words(first, group)
+        cost = (duration(group.average(_seconds)), byte_count(group.average(_bytes_up)))
+        rows.append((group.name, percent(group.mean), percent(over_clients), over_seeds, percent(min(group.accuracies)), *words, *cost))
+    blocks: list[Html] = [numbers_table(Numbers(columns, tuple(rows)), "All runs, means over seeds")] if rows else []
+    blocks += [missing(f"{plain(run.folder, 200)} is {run.spoken_state}.") for group in groups for run in group.runs if not run.finished]
+    apart = [group.name for group in groups[1:] if group.finished and first.finished and not pairs(first, group)]
+    if apart:
+        blocks.append(
+            missing(f"{listed(apart)} has no run with the split and seed of {first.name}, so its clients cannot be paired with those.")
+        )
+    note = f"Differences are to {first.name}, paired by client, seed and split: 95 % Student t interval, p of Wilcoxon's signed-rank test, "
+    note += "no correction for many methods."
+    blocks.append(tag("p", note, class_="small"))
+    return Section("help", "Which is best?", "Test accuracy of all personal models.", lambda: [*blocks, gallery(figures)], figures)
+
+
+def _clients(groups: Sequence[Group]) -> Section:
+    figure = sorted_differences(groups) if len(groups) > 1 else None
+    names = list(dict.fromkeys(client.name for group in groups for run in group.finished for client in run.clients))
+    table: Html | None = None
+    if names:
+        columns = ("client", *(f"{group.name}, seed {run.seed}" for group in groups for run in group.finished))
+        known = [{client.name: client.test_accuracy for client in run.clients} for group in groups for run in group.finished]
+        rows = tuple((plain(name), *(percent(accuracies.get(name)) for accuracies in known)) for name in sorted(names))
+        table = numbers_table(Numbers(columns, rows), "Every client under every run")
+    shown_figures = [figure] if figure else []
+    words = table or missing("None of these runs is finished.")
+    lead = "The same client under one run and another."
+    return Section(
+        "clients", "Whom does each fail?", lead, lambda: [beside(words, figure_block(figure)) if figure else words], shown_figures
+    )
+
+
+def _cost(groups: Sequence[Group]) -> Section:
+    figures = [*cost_points(groups), stages(groups)]
+    columns = (
+        "run",
+        "time",
+        "sent up",
+        "sent down",
+        "trained, MACs",
+        "architectures scored",
+        "largest training step",
+        "parameters of a network, mean",
+    )
+    rows = []
+    for group in groups:
+        totals = [run.course.totals for run in group.runs]
+        n = len(totals)
+        sizes = [client.parameters for run in group.finished for client in run.clients]
+        rows.append(
+            (
+                group.name,
+                duration(sum(run.seconds for run in group.runs) / n),
+                byte_count(sum(t.bytes_up for t in totals) / n),
+                byte_count(sum(t.bytes_down for t in totals) / n),
+                count(sum(t.trained_macs for t in totals) / n),
+                count(sum(t.evaluated_architectures for t in totals) / n),
+                f"{max(t.peak_memory_mb for t in totals):.1f} MB",
+                count(float(np.mean(sizes))) if sizes else "–",
+            )
+        )
+    table = numbers_table(Numbers(columns, tuple(rows)), "Costs, means over seeds")
+    return Section(
+        "cost", "What do they cost?", "As their ledgers have it.", lambda: [table, gallery(figures[:3]), gallery(figures[3:])], figures
+    )
+
+
+def _privacy(groups: Sequence[Group]) -> Section:
+    rows = []
+    for group in groups:
+        run = group.runs[0]
+        declared = dict(run.manifest or {})
+        for name in [*declared, *sorted(run.course.totals.uploads - set(declared))]:
+            size = run.course.up_by_field.get(name)
+            each = byte_count(size / max(run.course.reports, 1)) if size is not None and not run.course.unnamed_up else "not written down"
+            rows.append((group.name, plain(name), plain(declared[name].meaning, 200) if name in declared else "–", each))
+        if not declared and not run.course.totals.uploads:
+            rows.append((group.name, "nothing", "–", byte_count(0)))
+    table = numbers_table(Numbers(("run", "field", "what it is", "bytes per report, mean"), tuple(rows)), "What may leave a client")
+    return Section("privacy", "What left the building?", "The fields that each method declares, and what they weigh.", lambda: [table])
+
+
+def _settings(groups: Sequence[Group]) -> Section:
+    """Where the runs differ, but for the tables of methods that only one of them has."""
+    runs = [(group.name, run) for group in groups for run in group.runs]
+    methods = Counter(group.runs[0].method for group in groups)
+    parts = {*COMMON, *(run.space_name for _, run in runs), *(method for method, times in methods.items() if times > 1)}
+    keys = dict.fromkeys(key for _, run in runs for key in run.settings)
+    rows = []
+    for key in keys:
+        table, dot, _ = key.partition(".")
+        if key in ("run.folder", "seed", "method") or (dot and table not in parts):
+            continue
+        values = [shown(run.settings.get(key, "–")) for _, run in runs]
+        if len(set(values)) > 1:
+            rows.append((plain(key), *values))
+    lead = "Settings that are not the same in all runs, besides method, seed, folder and what only one of the methods has: "
+    lead += "where they differ, methods are not all that is compared."
+    columns = ("setting", *(f"{name}, seed {run.seed}" for name, run in runs))
+    block = (
+        numbers_table(Numbers(columns, tuple(rows)), "Settings that differ")
+        if rows
+        else tag("p", "There are none: the runs differ in method, seed and settings that only one of the methods has.")
+    )
+    return Section("settings", "Is it fair?", lead, lambda: [block])
+
+
+def _made(groups: Sequence[Group]) -> Section:
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            versions = [plain(run.environment.get(name, "–"), 40) for name in ("commit", "fedloom", "torch", "device")]
+            rows.append((group.name, str(run.seed), plain(run.folder, 200), run.spoken_state, *versions))
+    columns = ("run", "seed", "folder", "state", "commit", "fedloom", "torch", "device")
+    table = numbers_table(Numbers(columns, tuple(rows)), "All runs")
+    lead = "Each is an ordinary run; `fedloom report FOLDER` makes its own page."
+    return Section("made", "How were they made?", lead, lambda: [table])
