@@ -11,7 +11,7 @@ RUN_READY := $(VENV)/ready-to-run
 TEST_READY := $(VENV)/ready-to-test
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check slow bench clean lint
+.PHONY: help run test check slow network bench clean lint
 .NOTPARALLEL:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make test    lint, types, import rules and all tests but slow, gpu and network (what CI runs)'
 	@echo 'make check   the inner loop: lint, types, import rules, tests/unit and tests/properties'
 	@echo 'make slow    the tests marked slow'
+	@echo 'make network the tests marked network: every method over Flower on this machine, kills, the how-to page'
 	@echo 'make bench   which benchmarks there are and how to run one'
 	@echo 'make clean   remove $(VENV) and caches; runs/ and data/ stay'
 	@echo
@@ -38,6 +39,9 @@ check: $(TEST_READY) lint
 
 slow: $(TEST_READY)
 	$(PYTEST) -q -m slow --timeout 1800 || [ $$? -eq 5 ]  # 5: there are none
+
+network: $(TEST_READY)
+	$(PYTEST) -q -m network --timeout 600
 
 lint: $(TEST_READY)
 	$(BIN)/ruff check
