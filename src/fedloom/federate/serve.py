@@ -13,13 +13,15 @@ import torch
 
 from fedloom.assemble import environment, make_bench, new_run, so_far, with_weights
 from fedloom.config import to_toml
-from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.core.result import LedgerEntry, RunResult
+from fedloom.data.members import classes_of_members
 from fedloom.engine.flower import FlowerLink
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.seal import public_bytes, public_key
 from fedloom.engine.store import Store
 from fedloom.engine.superlink import SuperLink, need_flower
+from fedloom.engine.wary import Wary
 from fedloom.federate.agreement import Agreement
 from fedloom.methods.base import METHODS
 
@@ -42,8 +44,9 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
     try:
         _check_folder(store, agreement)
         seconds, over = so_far(store)
+        over = over and {entry.client for entry in store.read_ledger() if entry.final} >= set(agreement.sites)  # or some await their model
         run = Run(
-            method=method,
+            method=Wary(method, say),
             initial=initial,
             store=store,
             watcher=watcher,
@@ -75,6 +78,9 @@ def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult
     settings = agreement.settings
     folder = Path(agreement.server.folder or Path("runs") / agreement.members.name)
     folder = folder.with_name(f"{folder.name}-rehearsal")
+    if images.is_dir() and (odd := sorted(set(agreement.members.classes) ^ set(classes_of_members(images)))):
+        cure = "The classes of a rehearsal are those of its folders"
+        raise InvalidData(f"{images} does not have the classes that were agreed on: {odd[0]!r} differs. {cure}", folder=str(images))
     data = replace(settings.data, folder=str(images))
     return new_run(replace(settings, data=data), folder, watcher)
 
