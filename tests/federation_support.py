@@ -28,7 +28,7 @@ from fedloom.files import read_arrays
 
 TINY = Path(__file__).parent / "tiny.toml"
 SITES = ("north", "east", "west")
-CLOSE = 1e-6
+CLOSE = 0.0  # bit for bit
 CLASSES = tuple(str(number) for number in range(10))
 FEDERATION = """
 base = "{base}"
