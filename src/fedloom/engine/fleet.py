@@ -148,4 +148,6 @@ def _why(status: int) -> str:
         return "The server does not accept this site's signature: the clocks differ (this site's may be at most 5 seconds ahead)"
     if status == 403:
         return "The server does not know this site's key. Its operator must put the public key among the federation's"
-    return "The server refused this site: it is connected already (after a crash: for about 20 seconds)"
+    if status == 412:
+        return "The server refused this site: it is connected already (after a crash: for about 20 seconds)"
+    return f"The server refused a request, with status {status}"

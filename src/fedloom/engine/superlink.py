@@ -158,11 +158,13 @@ class SuperLink:
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
         answered, site = message.metadata.reply_to_message_id, self._site_of.get(message.metadata.src_node_id, "")
+        store, name = self._state.object_store, message.metadata.message_id
         if message.has_error():
+            with suppress(Exception):
+                store.delete(name)
             if message.error.code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
                 return Reply(answered, site, lost=True)
             return Reply(answered, site, error=one_line(ValueError(message.error.reason)) or "it failed without saying why")
-        store, name = self._state.object_store, message.metadata.message_id
         try:
             names = [tree.object_id for tree in iterate_object_tree(store.get_object_tree(name))]
             contents = {part: self._state.get_object(self._run, part) for part in names}
@@ -192,6 +194,7 @@ class SuperLink:
             log_config=None,
             access_log=False,
             lifespan="off",
+            ws="none",
             ssl_certfile=str(certificate),
             ssl_keyfile=str(key),
             h11_max_incomplete_event_size=SLACK,
@@ -270,7 +273,7 @@ class SuperLink:
             async def watched(message: MutableMapping[str, Any]) -> None:
                 if message["type"] == "http.response.start" and message["status"] >= 400:
                     message["status"] = status = 413 if read > most else message["status"]
-                    why = more_than(most) if read > most else REFUSALS.get(what if status != 401 else status, f"Flower says {status}")
+                    why = more_than(most) if read > most else REFUSALS.get(status, f"Flower says {status}")
                     self._say(f"Refused a request ({what}) from {who}: {why}")
                 await send(message)
 
@@ -299,9 +302,9 @@ class SuperLink:
         self._thread.join(timeout=10)
 
 
-REFUSALS: dict[str | int, str] = {
-    "activate-node": "its site is connected already",
+REFUSALS = {  # by what Flower says
     401: "it is not signed with the key it names, or the clocks differ",
+    412: "its site is connected already, or not any more",
 }
 
 
