@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +32,11 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
     need_flower()
     settings, own = agreement.settings, agreement.server
     keys = {name: public_key(Path(own.sites) / f"{name}.pub") for name in agreement.sites}
+    sites = {name: public_bytes(key) for name, key in keys.items()}
+    for one, other in combinations(sites, 2):
+        if sites[one] == sites[other]:
+            what = f"{one} and {other} have the same key in {own.sites}, so that either could answer for the other"
+            raise InvalidConfig(f"{what}. Every site needs a key of its own", key="server.sites")
     folder = Path(own.folder or Path("runs") / agreement.members.name)
     store = Store(folder)
     device = torch.device("cpu")  # it averages
@@ -63,7 +69,6 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
             seconds_before=seconds,
             over=over,
         )
-        sites = {name: public_bytes(key) for name, key in keys.items()}
         if over:
             return run.execute(_Silence(list(sites)))
         with closing(SuperLink(own.address, Path(own.certificate), Path(own.key), sites, own.round.most, say)) as superlink:
