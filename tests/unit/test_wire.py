@@ -53,7 +53,10 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         from_bytes(Report, data, MOST)
 
 
-GOOD = {"message": "Instruction", "federation": "", "client": "a", "round": 0, "action": TRAIN, "seed": 0, "groups": ["w"], "facts": {}}
+GOOD = {
+    **{"message": "Instruction", "federation": "", "client": "a", "round": 0, "action": TRAIN, "seed": 0},
+    **{"groups": {"w": ["x"]}, "facts": {}},
+}
 
 
 @pytest.mark.parametrize(
@@ -68,8 +71,13 @@ GOOD = {"message": "Instruction", "federation": "", "client": "a", "round": 0, "
         ({"seed": None}, "seed is None"),
         ({"action": "explode"}, "asks for 'explode'"),
         ({"groups": None}, "groups of arrays are None"),
-        ({"groups": [1]}, "groups of arrays"),
-        ({"groups": []}, "'w/x' outside of its groups"),
+        ({"groups": ["w"]}, "groups of arrays"),
+        ({"groups": {"w": "x"}}, "groups of arrays"),
+        ({"groups": {"w": ["x"], "v": None}}, "groups of arrays"),
+        ({"groups": {}}, "'w/x' outside of its groups"),
+        ({"groups": {"w": ["x", "y"]}}, "'w/y' outside of its groups, or names one that it has not"),
+        ({"groups": {"w": ["x", "x"]}}, "'w/x' outside of its groups"),
+        ({"groups": {"w": ["x", 1]}}, "'w/1' outside of its groups"),
         ({"facts": []}, "facts"),
         ({"facts": {"a": [1]}}, "facts"),
         ({"facts": {"a": None}}, "facts"),
@@ -80,6 +88,13 @@ def test_what_is_no_instruction(changes: dict[str, Any], said: str) -> None:
     assert from_bytes(Instruction, packed(arrays, GOOD), MOST).arrays["w"]["x"].tolist() == [0, 0]
     with pytest.raises(BadMessage, match=said):
         from_bytes(Instruction, packed(arrays, {**GOOD, **changes}), MOST)
+
+
+def test_arrays_keep_their_order() -> None:
+    """Sums over them, such as the length of a gradient, depend on it in the last digit."""
+    names = ["b", "a", "c/d", "aa"]
+    message = Report("x", 0, {"update": {name: np.zeros(2, np.float32) for name in names}})
+    assert list(from_bytes(Report, to_bytes(message), MOST).arrays["update"]) == names
 
 
 def test_only_the_answer_that_was_asked_for_is_taken() -> None:

@@ -12,13 +12,15 @@ import numpy as np
 from fedloom.core.errors import BadReport, UndeclaredUpload
 from fedloom.core.messages import Array, Arrays, Instruction, Report, payload_bytes
 
+MANY = 1e9  # more than any client counts: what it says weighs in averages, which must stay finite
+
 
 @dataclass(frozen=True)
 class Upload:
     """One field a method's reports may carry. Adding one is a privacy decision.
 
     ``like`` names the instruction's group of arrays whose names, shapes and types the field must repeat; without it the field
-    is one finite number, at least ``low``. With ``counts`` the arrays hold whole numbers from 0 on, and an axis along which
+    is one finite number from ``low`` to ``high``. With ``counts`` the arrays hold whole numbers from 0 on, and an axis along which
     all of them are equal may be sent with length 1. With ``part`` the field may be less than the group: some of its arrays, none of
     them longer along any axis.
     """
@@ -28,6 +30,7 @@ class Upload:
     counts: bool = False
     low: float = 0.0
     part: bool = False
+    high: float = math.inf
 
 
 Manifest = Mapping[str, Upload]
@@ -69,6 +72,8 @@ def _check_fact(where: str, value: object, upload: Upload) -> None:
         raise BadReport(f"{where} is a number of more than 308 digits")  # which Python may refuse to write down
     if value < upload.low:  # type: ignore[operator]
         raise BadReport(f"{where} is {value!r}, it must be at least {upload.low:g}")
+    if value > upload.high:  # type: ignore[operator]
+        raise BadReport(f"{where} is {value!r}, it must be at most {upload.high:g}")
 
 
 def _check_arrays(where: str, arrays: Arrays, instruction: Instruction, upload: Upload) -> None:

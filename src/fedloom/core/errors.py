@@ -99,3 +99,9 @@ def one_line(error: BaseException, limit: int = 160) -> str:
     """Another library's complaint, short enough for a sentence."""
     text = " ".join(str(error).split())
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def printable(text: str, limit: int = 500) -> str:
+    """What came from elsewhere on one line of a log or terminal, which it cannot forge: no line ends, no control characters."""
+    plain = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in " ".join(text.split()))
+    return plain if len(plain) <= limit else f"{plain[:limit]}…"

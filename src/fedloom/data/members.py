@@ -30,14 +30,15 @@ def read_member(folder: Path, classes: Sequence[str], side: int) -> tuple[Pool, 
 
 def read_members(place: Path, image_size: int) -> Dataset:
     """All members below one folder, to rehearse a federation on one machine. The classes are those that any of them has."""
-    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not names:
-        raise InvalidData(f"{place} must hold a folder for every member of the federation; it holds none", folder=str(place))
-    classes = tuple(sorted({name for member in names for part in _parts(place / member) for name in class_folders(part, least=1)}))
+    names, classes = _names(place), classes_of_members(place)
     pools = [read_member(place / name, classes, image_size) for name in names]
     members = tuple(Member(name, len(train), len(test)) for name, (train, test) in zip(names, pools, strict=True))
     train, test = (_joined([pair[which] for pair in pools]) for which in (0, 1))
     return Dataset("sites", classes, train, test, MEAN, STD, members)
+
+
+def classes_of_members(place: Path) -> tuple[str, ...]:
+    return tuple(sorted({name for member in _names(place) for part in _parts(place / member) for name in class_folders(part, least=1)}))
 
 
 def blank(classes: Sequence[str], side: int) -> Dataset:
@@ -52,6 +53,13 @@ def unlabelled(folder: Path, side: int) -> Images:
     if not found:
         raise InvalidData(f"{folder} holds no image for the server. Put some there, or leave data.server out", folder=str(folder))
     return decode(found, side, resize=True)
+
+
+def _names(place: Path) -> list[str]:
+    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise InvalidData(f"{place} must hold a folder for every member of the federation; it holds none", folder=str(place))
+    return names
 
 
 def _parts(folder: Path) -> list[Path]:

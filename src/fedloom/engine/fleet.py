@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +42,7 @@ class Fleet:
         except ConnectionRefused:
             self._client.close()
             raise
-        self._open, self.lost, self._answered = True, False, False
+        self._left, self.lost, self._answered = threading.Event(), False, False
         self._message: Any = None  # the one that was received last
         self._beat = threading.Thread(target=self._stay_alive, daemon=True, name="heartbeat of the site")
         self._beat.start()
@@ -67,8 +66,9 @@ class Fleet:
         run, name = self._message.metadata.run_id, tree.object_id
         self._message.metadata.__dict__["_message_id"] = name
         pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        contents = pull_objects([part.object_id for part in iterate_object_tree(tree)], pull_object_fn=pull)
-        make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run)(name)
+        parts = [part.object_id for part in iterate_object_tree(tree)]
+        contents = self._ask(lambda names: pull_objects(names, pull_object_fn=pull), parts)
+        self._ask(make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run), name)
         return from_record(inflate_object_from_contents(name, contents), self._most)
 
     def reply(self, data: bytes | None, error: str = "") -> None:
@@ -80,7 +80,7 @@ class Fleet:
         from flwr.proto.fleet_pb2 import PushMessagesRequest
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
 
         what = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, error) if data is None else as_record(data)
         message = Message(what, reply_to=self._message)
@@ -93,7 +93,9 @@ class Fleet:
         )
         answer = self._ask(self._client.PushMessages, request)
         push = make_push_object_fn_protobuf(self._client.PushObject, self._node, message.metadata.run_id, answer.session_id)
-        push_objects(get_all_nested_objects(message), push, object_ids_to_push=set(answer.objects_to_push))
+        due = set(answer.objects_to_push)
+        with suppress(ObjectPushError):  # the server waits for this answer no longer; it will ask again
+            self._ask(lambda parts: push_objects(parts, push, object_ids_to_push=due), get_all_nested_objects(message))
         self._answered = True
 
     def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:
@@ -112,20 +114,21 @@ class Fleet:
     def _stay_alive(self) -> None:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
-        while self._open:
+        while not self._left.is_set():
             try:
                 answer = self._client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT))
                 self.lost = not answer.success
             except Exception:  # the server may be starting again; whoever receives next will see
                 self.lost = True
-            time.sleep(HEARTBEAT / 3)
+            self._left.wait(HEARTBEAT / 3)
 
     def close(self) -> None:
         """Leave; at once, unless an answer may not be fetched yet: Flower drops those of sites that have left."""
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
-        if self._open:
-            self._open = False
+        if not self._left.is_set():
+            self._left.set()
+            self._beat.join(timeout=HEARTBEAT)  # a heartbeat after it has left would let it in again
             if not self._answered:
                 with suppress(Exception):  # it is leaving anyway
                     self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
@@ -141,6 +144,10 @@ class Fleet:
 def _why(status: int) -> str:
     if status == 413:
         return "The server refused the report: it is larger than the federation accepts"
-    if status in (401, 403):
+    if status == 401:
+        return "The server does not accept this site's signature: the clocks differ (this site's may be at most 5 seconds ahead)"
+    if status == 403:
         return "The server does not know this site's key. Its operator must put the public key among the federation's"
-    return "The server refused this site: its key is not registered, or it is connected already (after a crash: for about 20 seconds)"
+    if status == 412:
+        return "The server refused this site: it is connected already (after a crash: for about 20 seconds)"
+    return f"The server refused a request, with status {status}"

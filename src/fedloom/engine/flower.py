@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedloom.core.boundary import Manifest, release
-from fedloom.core.errors import BadMessage, BadReport, FedloomError
+from fedloom.core.errors import BadMessage, BadReport, FedloomError, one_line, printable
 from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
 from fedloom.core.result import LedgerEntry
 from fedloom.core.settings import setting
@@ -18,6 +19,8 @@ from fedloom.engine.superlink import Reply
 from fedloom.engine.wire import bounded, expected, from_bytes, to_bytes
 
 GLANCE = 0.05  # seconds between two looks for replies
+LOSSES = 3  # times that a site may lose its connection in one round before it is not asked again
+AGAIN = 5.0  # seconds before those who failed are asked again, and at least between two lines that say who is waited for
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class RoundSettings:
 class Post(Protocol):
     """What carries messages: a SuperLink."""
 
-    def online(self) -> set[str]: ...
+    def online(self) -> Mapping[str, str]: ...
     def send(self, site: str, data: bytes) -> str: ...
     def replies(self, waiting: Sequence[str]) -> list[Reply]: ...
     def forget(self, messages: Sequence[str]) -> None: ...
@@ -51,6 +54,7 @@ class Asked:
     site: str
     sent: bytes
     since: float
+    connection: str  # on another one the site does not know of it
 
 
 @dataclass
@@ -62,6 +66,7 @@ class Round:
     asked: dict[str, Asked] = field(default_factory=dict)  # message id -> who
     reports: dict[str, Report] = field(default_factory=dict)
     out: set[str] = field(default_factory=set)  # refused, failed or too slow
+    losses: Counter[str] = field(default_factory=Counter)  # by site
     quiet_since: float | None = None  # nobody is at work since then
 
     def missing(self) -> list[str]:
@@ -84,7 +89,8 @@ class FlowerLink:
         say: Callable[[str], None],
     ) -> None:
         self._post, self._keys, self._federation, self._uploads = post, keys, federation, uploads
-        self._settings, self._record, self._say = settings, record, say
+        self._settings, self._record = settings, record
+        self._tell = say
         self._names = sorted(keys)
         self.at_once = len(self._names)
 
@@ -92,14 +98,15 @@ class FlowerLink:
         return self._names
 
     def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
-        asked = {instruction.client: instruction for instruction in instructions}
+        by_site = {instruction.client: instruction for instruction in instructions}
         final = any(instruction.action == FINISH for instruction in instructions)
-        needed = 0 if final else min(self._settings.minimum or len(asked), len(asked))
-        round = Round(asked, needed)
+        needed = 0 if final else min(self._settings.minimum or len(by_site), len(by_site))
+        round = Round(by_site, needed)
         while not self._over(round):
             self._ask(round)
             for reply in self._post.replies(list(round.asked)):
-                self._take(round, round.asked.pop(reply.message), reply)
+                if asked := round.asked.pop(reply.message, None):
+                    self._take(round, asked, reply)
             self._lose(round)
             time.sleep(GLANCE)
         self._post.forget(list(round.asked))
@@ -121,13 +128,17 @@ class FlowerLink:
             if missing:
                 self._say(f"{_which(round)} ends without {', '.join(missing)}: not connected")
             return True
+        has = f"{_which(round)} has {len(round.reports)} of the {round.needed} reports it needs"
         if not missing:  # those that were refused or failed are asked again
-            self._say(f"{_which(round)} has {len(round.reports)} of the {round.needed} reports it needs; asking {_names(round.out)} again")
+            self._say(f"{has}; asking {_names(round.out)} again")
+            time.sleep(AGAIN)
             round.out.clear()
-            time.sleep(min(5.0, self._settings.patience))
+            round.losses.clear()
+        elif now - round.quiet_since >= AGAIN:
+            self._say(f"{has}; waiting for {_names(missing)}")
         else:
-            self._say(f"{_which(round)} has {len(round.reports)} of the {round.needed} reports it needs; waiting for {_names(missing)}")
-        round.quiet_since = now
+            return False
+        round.quiet_since = None
         return False
 
     def _ask(self, round: Round) -> None:
@@ -136,19 +147,18 @@ class FlowerLink:
             if site in online:
                 sent = to_bytes(round.instructions[site], self._federation)
                 if message := self._post.send(site, sent):
-                    round.asked[message] = Asked(site, sent, time.monotonic())
+                    round.asked[message] = Asked(site, sent, time.monotonic(), online[site])
 
     def _take(self, round: Round, asked: Asked, reply: Reply) -> None:
         instruction = round.instructions[asked.site]
         if reply.lost:
-            self._say(f"{asked.site}, {_which(round)}: the connection is lost")
+            self._lost(round, asked.site)
             return
         try:
-            if reply.error:
-                raise BadMessage(reply.error, client=asked.site)
             report, weight = self._checked(reply, asked, instruction)
-        except FedloomError as error:
-            self._say(f"{asked.site}, {_which(round)}: left out: {error}")
+        except Exception as error:  # whatever a stranger's bytes make of it: the others go on
+            why = error if isinstance(error, FedloomError) else f"it is not readable ({one_line(error)})"
+            self._say(f"{asked.site}, {_which(round)}: left out: {why}")
             round.out.add(asked.site)
             return
         round.reports[asked.site] = report
@@ -158,6 +168,8 @@ class FlowerLink:
         """Whose, for what, of which shape, how large: in this order, and before anything is computed with it."""
         if reply.site != asked.site:
             raise BadMessage(f"{reply.site or 'A stranger'} answered in its name", client=asked.site)
+        if reply.error:
+            raise BadMessage(reply.error, client=asked.site)
         plain = opened(reply.data, asked.sent, self._keys[asked.site], asked.site)
         report = from_bytes(Report, plain, self._settings.most, self._federation)
         released = release(expected(report, instruction, asked.site), instruction, self._uploads)
@@ -170,12 +182,25 @@ class FlowerLink:
         online, now = self._post.online(), time.monotonic()
         for message, asked in list(round.asked.items()):
             late = now - asked.since > self._settings.timeout
-            if late or asked.site not in online:
-                del round.asked[message]
-                self._post.forget([message])
-                self._say(f"{asked.site}, {_which(round)}: {'no answer in time' if late else 'the connection is lost'}")
-                if late:
-                    round.out.add(asked.site)
+            if not late and online.get(asked.site) == asked.connection:
+                continue
+            del round.asked[message]
+            self._post.forget([message])
+            if late:
+                self._say(f"{asked.site}, {_which(round)}: left out: no answer in {self._settings.timeout:g} seconds")
+                round.out.add(asked.site)
+            else:
+                self._lost(round, asked.site)
+
+    def _say(self, text: str) -> None:
+        self._tell(printable(text))  # a site's words are part of some lines
+
+    def _lost(self, round: Round, site: str) -> None:
+        round.losses[site] += 1
+        often = round.losses[site] >= LOSSES
+        self._say(f"{site}, {_which(round)}: the connection is lost" + (f", {LOSSES} times: left out" if often else ""))
+        if often:
+            round.out.add(site)
 
     def _write_down(self, instruction: Instruction, report: Report, weight: int, seconds: float) -> None:
         """What the server can know of a participation: nothing of architectures or accuracies."""

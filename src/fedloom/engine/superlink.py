@@ -8,6 +8,8 @@ state and a Fleet API of one's own are no part of its public interface.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
 import os
 import socket
@@ -20,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import InvalidConfig, UnusableFormat, one_line
+from fedloom.core.errors import InvalidConfig, UnusableFormat, one_line, printable
 
 FLOWER = "1.41.0"
 QUIET = {  # Flower calls home and looks for updates unless told otherwise
@@ -75,12 +77,14 @@ class SuperLink:
         from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
         from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
 
-        self._say, self._most = say, most
+        self._tell, self._most = say, most
         _, self._factory = get_objectstore_linkstate_factories(FLWR_IN_MEMORY_DB_NAME, get_federation_manager(is_simulation=False))
         state = self._state = self._factory.state()
         # Registered here and nowhere else: the port has no way to add a key.
         self._node_of = {name: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0) for name, public in sites.items()}
         self._site_of = {node: name for name, node in self._node_of.items()}
+        self._keys = set(sites.values())
+        self._arriving: dict[str, Any] = {}  # replies that are announced, parts of which are still on their way
         self._run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
         (self._task,) = (task.task_id for task in state.get_tasks(run_ids=[self._run]))
         state.claim_task(self._task)
@@ -90,8 +94,12 @@ class SuperLink:
         threading.Thread(target=self._stay_alive, daemon=True, name="heartbeat of the server").start()
 
     # -- messages ----------------------------------------------------------------
-    def online(self) -> set[str]:
-        return {self._site_of[node] for node in self._state.get_nodes(self._run) if node in self._site_of}
+    def online(self) -> dict[str, str]:
+        """The sites that are connected, and since when: another time is another connection, which knows nothing of earlier messages."""
+        from flwr.supercore.constant import NodeStatus
+
+        nodes = self._state.get_node_info(node_ids=list(self._site_of), statuses=[NodeStatus.ONLINE])
+        return {self._site_of[node.node_id]: str(node.last_activated_at) for node in nodes}
 
     def send(self, site: str, data: bytes) -> str:
         """Put a message where the site will find it; its id, or nothing if the site was never there."""
@@ -123,47 +131,53 @@ class SuperLink:
         return str(message.metadata.message_id)
 
     def replies(self, waiting: Collection[str]) -> list[Reply]:
-        """Answers to these messages that are there; each is given once."""
-        found = self._state.get_message_res(message_ids=set(waiting), run_id=self._run)
+        """Answers to these messages that are there as a whole; each is given once."""
+        known = {message for message in waiting if message not in self._arriving}
+        found = self._state.get_message_res(message_ids=known, run_id=self._run)
         self._state.delete_messages(message_ins_ids={message.metadata.reply_to_message_id for message in found})
-        return [self._reply(message) for message in found]
+        self._arriving |= {message.metadata.reply_to_message_id: message for message in found}
+        answers = [self._reply(self._arriving[message]) for message in waiting if message in self._arriving]
+        there = [answer for answer in answers if answer is not None]
+        for answer in there:
+            del self._arriving[answer.message]
+        return there
 
     def forget(self, messages: Collection[str]) -> None:
-        """Nobody waits for answers to these any longer; one that still comes is refused."""
+        """Nobody waits for answers to these any longer; one that still comes is refused, and what was sent is not kept."""
         self._state.delete_messages(message_ins_ids=set(messages))
+        for message in messages:
+            reply = self._arriving.pop(message, None)
+            for name in (message, reply.metadata.message_id if reply else message):
+                with suppress(Exception):  # it may be gone already
+                    self._state.object_store.delete(name)
 
-    def _reply(self, message: Any) -> Reply:
+    def _reply(self, message: Any) -> Reply | None:
+        """What a message says, or nothing while a part of it is on its way."""
         from flwr.common.constant import ErrorCode
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
         answered, site = message.metadata.reply_to_message_id, self._site_of.get(message.metadata.src_node_id, "")
-        if message.has_error():
-            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
-                return Reply(answered, site, lost=True)
-            return Reply(answered, site, error=one_line(ValueError(message.error.reason)) or "it failed without saying why")
         store, name = self._state.object_store, message.metadata.message_id
-        try:
-            names = [tree.object_id for tree in iterate_object_tree(store.get_object_tree(name))]
-            contents = {part: self._whole(part) for part in names}
-            return Reply(answered, site, data=from_record(inflate_object_from_contents(name, contents), self._most))
-        except Exception as error:  # whatever a stranger's bytes make of Flower
-            return Reply(answered, site, error=f"its reply is not readable ({one_line(error)})")
-        finally:
+        if message.has_error():
             with suppress(Exception):
                 store.delete(name)
-
-    def _whole(self, part: str, patience: float = 60.0) -> bytes:
-        """A part of a message, which may still be on its way."""
-        until = time.monotonic() + patience
-        while time.monotonic() < until:
-            content = self._state.get_object(self._run, part)
-            if content is None:
-                break
-            if content:
-                return bytes(content)
-            time.sleep(0.05)
-        raise ValueError("it was broken off")
+            if message.error.code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+                return Reply(answered, site, lost=True)
+            return Reply(answered, site, error=one_line(ValueError(message.error.reason)) or "it failed without saying why")
+        try:
+            names = [tree.object_id for tree in iterate_object_tree(store.get_object_tree(name))]
+            contents = {part: self._state.get_object(self._run, part) for part in names}
+            if b"" in contents.values():
+                return None
+            if None in contents.values():
+                raise ValueError("it was broken off")
+            reply = Reply(answered, site, data=from_record(inflate_object_from_contents(name, contents), self._most))
+        except Exception as error:  # whatever a stranger's bytes make of Flower
+            reply = Reply(answered, site, error=f"its reply is not readable ({one_line(error)})")
+        with suppress(Exception):
+            store.delete(name)
+        return reply
 
     # -- the port ------------------------------------------------------------------
     def _start(self, address: str, certificate: Path, key: Path) -> tuple[Any, threading.Thread, str]:
@@ -180,6 +194,7 @@ class SuperLink:
             log_config=None,
             access_log=False,
             lifespan="off",
+            ws="none",
             ssl_certfile=str(certificate),
             ssl_keyfile=str(key),
             h11_max_incomplete_event_size=SLACK,
@@ -223,39 +238,58 @@ class SuperLink:
         return app
 
     def _guarded(self, app: Any) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-        """Refuse what is too large before it is read, and report what Flower refuses."""
+        """Refuse what is too large or comes from strangers before it is read, and report what Flower refuses."""
+        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
         most = self._most + SLACK
 
         async def guard(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 return
             what, who, read = scope["path"].rpartition("/")[2], (scope.get("client") or ("somebody",))[0], 0
-            length = dict(scope["headers"]).get(b"content-length", b"0")
+            headers = dict(scope["headers"])
+            length = headers.get(b"content-length", b"0")
 
             async def refuse(status: int, why: str) -> None:
                 self._say(f"Refused a request ({what}) from {who}: {why}")
-                await send({"type": "http.response.start", "status": status, "headers": []})
+                await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
                 await send({"type": "http.response.body", "body": b""})
 
+            if not scope["path"].startswith("/v1/fleet/"):
+                return await refuse(404, "there is no such thing here")
+            if not self._knows(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b"")):
+                return await refuse(403, "its key is not registered")
             if not length.isdigit() or int(length) > most:
-                return await refuse(413, f"it has {length.decode('latin-1')[:20]} bytes, more than the {most:,} that are accepted")
+                return await refuse(413, f"it has {length.decode('latin-1')[:20]} bytes, {more_than(most)}")
 
             async def counted() -> MutableMapping[str, Any]:
                 nonlocal read
                 message = await receive()
                 read += len(message.get("body", b""))
                 if read > most:
-                    raise ValueError(f"more than {most:,} bytes")
+                    raise ValueError(more_than(most))
                 return message
 
             async def watched(message: MutableMapping[str, Any]) -> None:
                 if message["type"] == "http.response.start" and message["status"] >= 400:
-                    self._say(f"Refused a request ({what}) from {who}: {REFUSALS.get(what, 'it is none of a registered site')}")
+                    message["status"] = status = 413 if read > most else message["status"]
+                    why = more_than(most) if read > most else REFUSALS.get(status, f"Flower says {status}")
+                    self._say(f"Refused a request ({what}) from {who}: {why}")
                 await send(message)
 
             await app(scope, counted, watched)
 
         return guard
+
+    def _say(self, text: str) -> None:
+        self._tell(printable(text))  # a stranger's words are part of some lines
+
+    def _knows(self, key: bytes) -> bool:
+        """Whether a request says it is from a registered site; Flower then checks that it is signed with that key."""
+        try:
+            return base64.b64decode(key, validate=True) in self._keys
+        except (binascii.Error, ValueError):
+            return False
 
     def _stay_alive(self) -> None:
         while self._open:
@@ -268,7 +302,14 @@ class SuperLink:
         self._thread.join(timeout=10)
 
 
-REFUSALS = {"activate-node": "its key is not registered, or its site is connected already"}
+REFUSALS = {  # by what Flower says
+    401: "it is not signed with the key it names, or the clocks differ",
+    412: "its site is connected already, or not any more",
+}
+
+
+def more_than(most: int) -> str:
+    return f"more than the {most:,} bytes that are accepted"
 
 
 def split_address(address: str) -> tuple[str, int]:

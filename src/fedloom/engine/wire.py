@@ -7,13 +7,14 @@ checked by ``boundary.release``, as it is in one process.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fedloom.core.boundary import Manifest
-from fedloom.core.errors import BadMessage, BadReport
+from fedloom.core.errors import BadMessage, BadReport, one_line
 from fedloom.core.messages import FINISH, TRAIN, Array, Arrays, Fact, Instruction, Report
 from fedloom.files import packed, unpacked
 
@@ -26,7 +27,8 @@ def to_bytes(message: Instruction | Report, federation: str = "") -> bytes:
     """federation: what both sides agreed on, as a digest."""
     arrays = {f"{group}/{name}": array for group, named in message.arrays.items() for name, array in named.items()}
     own = {field: getattr(message, field) for field in FIELDS[type(message)]}
-    kind = {"message": type(message).__name__, "federation": federation, "groups": sorted(message.arrays)}
+    groups = {group: list(named) for group, named in message.arrays.items()}  # in their order, on which sums may depend
+    kind = {"message": type(message).__name__, "federation": federation, "groups": groups}
     return packed(arrays, {**kind, "facts": dict(message.facts), **own})
 
 
@@ -90,16 +92,15 @@ def _norm(arrays: Arrays) -> float:
     return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values() if array.dtype.kind == "f"))
 
 
-def _groups(what: str, arrays: Mapping[str, Array], names: Any) -> dict[str, Arrays]:
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadMessage(f"The {what}'s groups of arrays are {names!r}")
-    groups: dict[str, dict[str, Array]] = {name: {} for name in names}
-    for key, array in arrays.items():
-        group, _, name = key.partition("/")
-        if group not in groups:
-            raise BadMessage(f"The {what} has an array {key!r} outside of its groups")
-        groups[group][name] = array
-    return dict(groups)
+def _groups(what: str, arrays: Mapping[str, Array], groups: Any) -> dict[str, Arrays]:
+    """groups: the names of each group's arrays, in their order."""
+    if not isinstance(groups, dict) or not all(isinstance(names, list) for names in groups.values()):
+        raise BadMessage(f"The {what}'s groups of arrays are {one_line(ValueError(groups))}")
+    keys = [f"{group}/{name}" for group, names in groups.items() for name in names]
+    odd = sorted(set(keys) ^ set(arrays)) or sorted(key for key, times in Counter(keys).items() if times > 1)
+    if odd:
+        raise BadMessage(f"The {what} has an array {odd[0]!r} outside of its groups, or names one that it has not")
+    return {group: {name: arrays[f"{group}/{name}"] for name in names} for group, names in groups.items()}
 
 
 def _facts(what: str, facts: Any) -> dict[str, Fact]:

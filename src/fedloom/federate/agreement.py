@@ -17,6 +17,7 @@ from typing import Any
 from fedloom import config
 from fedloom.config import COMPONENT_PATHS, ENGINES, RunSettings, Settings
 from fedloom.core.errors import InvalidConfig
+from fedloom.core.hardware import HardwareSettings
 from fedloom.core.settings import setting
 from fedloom.data.members import blank, unlabelled
 from fedloom.data.readers import Dataset
@@ -81,6 +82,7 @@ class SiteSettings:
     poll: float = setting(0.5, "seconds between two looks for an instruction", low=0.01, high=60)
     wait: float = setting(0.0, "seconds to try to reach the server before giving up; 0 is for ever", low=0)
     message_mb: int = setting(256, "megabytes an instruction may have", low=1, high=4096)
+    onnx: bool = setting(True, "export the personal model to ONNX in the end, which takes some seconds")
 
 
 def read_agreement(path: Path) -> Agreement:
@@ -88,9 +90,11 @@ def read_agreement(path: Path) -> Agreement:
     members = config.fill(Members, table.pop("federation", {}), "federation")
     server = config.fill(ServerSettings, table.pop("server", {}), "server")
     _check(path, members)
+    members = replace(members, classes=tuple(sorted(members.classes)))  # in the order in which folders are read
     table["data"] = {**_table(table, "data"), "name": "sites"}
     table["split"] = {**_table(table, "split"), "rule": "members"}
     settings = config.from_table({"participants": len(members.sites), **table, "clients": len(members.sites)})
+    _check_real(path, settings)
     folder = path.absolute().parent
     data = replace(settings.data, server=_beside(folder, settings.data.server))
     settings = replace(settings, data=data, weights=_beside(folder, settings.weights))
@@ -117,6 +121,15 @@ def _check(path: Path, members: Members) -> None:
     for what, names, least in (("sites", members.sites, 1), ("classes", members.classes, 2)):
         if len(names) < least or len(set(names)) != len(names):
             raise InvalidConfig(f"{path}: federation.{what} must name at least {least}, each once", key=f"federation.{what}")
+
+
+def _check_real(path: Path, settings: Settings) -> None:
+    """What can be simulated only."""
+    if settings.hardware != HardwareSettings():
+        raise InvalidConfig(f"{path}: [hardware] simulates machines, and here they are real. Leave it out", key="hardware")
+    if settings.split.test or settings.split.server:
+        what = "a site's test images are in its folder and the server's in data.server. Leave split.test and split.server out"
+        raise InvalidConfig(f"{path}: {what}", key="split")
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from fedloom.federate.agreement import NAME
 from fedloom.files import unwritable, write_file
 
 DAYS = 365
+TAKEN = ("server", "authority")  # folders that are nobody's site
 
 
 def make_certificates(folder: Path, sites: Sequence[str], hosts: Sequence[str]) -> list[Path]:
@@ -23,12 +24,13 @@ def make_certificates(folder: Path, sites: Sequence[str], hosts: Sequence[str]) 
     from cryptography.hazmat.primitives.asymmetric import ec
 
     for site in sites:
-        if not NAME.fullmatch(site) or site == "server":
-            raise InvalidConfig(f"{site!r} cannot be a site's name: use letters, digits, dots and dashes, and not 'server'", key="sites")
+        if not NAME.fullmatch(site) or site in TAKEN:
+            other = " or ".join(TAKEN)
+            raise InvalidConfig(f"{site!r} cannot be a site's name: use letters, digits, dots and dashes, and not {other}", key="sites")
     if not sites or len(set(sites)) != len(sites):
         raise InvalidConfig("Name the sites, each once: --sites north,south", key="sites")
-    if folder.exists() and any(folder.iterdir()):
-        raise UnusableFolder(f"{folder} is not empty, and keys are not written over. Choose another folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UnusableFolder(f"{folder} is not an empty folder, and keys are not written over. Choose another")
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     root = _certificate("Fedloom test authority", authority.public_key(), authority, None, ())
     own = _certificate(hosts[0], server.public_key(), authority, root, hosts)

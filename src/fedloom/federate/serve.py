@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,15 +14,17 @@ import torch
 
 from fedloom.assemble import environment, make_bench, new_run, so_far, with_weights
 from fedloom.config import to_toml
-from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.core.method import Method
 from fedloom.core.result import LedgerEntry, RunResult
+from fedloom.data.members import classes_of_members
 from fedloom.engine.flower import FlowerLink
 from fedloom.engine.newcomers import shared_state
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.seal import public_bytes, public_key
 from fedloom.engine.store import Store, pack_state
 from fedloom.engine.superlink import SuperLink, need_flower
+from fedloom.engine.wary import Wary
 from fedloom.federate.agreement import Agreement
 from fedloom.files import write_arrays
 from fedloom.methods.base import METHODS
@@ -34,6 +37,11 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
     need_flower()
     settings, own = agreement.settings, agreement.server
     keys = {name: public_key(Path(own.sites) / f"{name}.pub") for name in agreement.sites}
+    sites = {name: public_bytes(key) for name, key in keys.items()}
+    for one, other in combinations(sites, 2):
+        if sites[one] == sites[other]:
+            what = f"{one} and {other} have the same key in {own.sites}, so that either could answer for the other"
+            raise InvalidConfig(f"{what}. Every site needs a key of its own", key="server.sites")
     folder = Path(own.folder or Path("runs") / agreement.members.name)
     store = Store(folder)
     device = torch.device("cpu")  # it averages
@@ -47,8 +55,9 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
     try:
         _check_folder(store, agreement)
         seconds, over = so_far(store)
+        over = over and {entry.client for entry in store.read_ledger() if entry.final} >= set(agreement.sites)  # or some await their model
         run = Run(
-            method=method,
+            method=Wary(method, say),
             initial=initial,
             store=store,
             watcher=watcher,
@@ -65,7 +74,6 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
             seconds_before=seconds,
             over=over,
         )
-        sites = {name: public_bytes(key) for name, key in keys.items()}
         if over:
             return run.execute(_Silence(list(sites)))
         with closing(SuperLink(own.address, Path(own.certificate), Path(own.key), sites, own.round.most, say)) as superlink:
@@ -91,6 +99,9 @@ def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult
     settings = agreement.settings
     folder = Path(agreement.server.folder or Path("runs") / agreement.members.name)
     folder = folder.with_name(f"{folder.name}-rehearsal")
+    if images.is_dir() and (odd := sorted(set(agreement.members.classes) ^ set(classes_of_members(images)))):
+        cure = "The classes of a rehearsal are those of its folders"
+        raise InvalidData(f"{images} does not have the classes that were agreed on: {odd[0]!r} differs. {cure}", folder=str(images))
     data = replace(settings.data, folder=str(images))
     return new_run(replace(settings, data=data), folder, watcher)
 

@@ -14,7 +14,7 @@ import torch
 
 from fedloom.assemble import describe_model, make_bench, usable_device
 from fedloom.core.client_site import ClientData, ClientSite, Examples
-from fedloom.core.errors import BadMessage, ConnectionRefused, FedloomError, InvalidConfig, UnusableFormat
+from fedloom.core.errors import BadMessage, ConnectionRefused, FedloomError, InvalidConfig, UnusableFormat, one_line, printable
 from fedloom.core.messages import FINISH, Instruction
 from fedloom.core.result import LedgerEntry
 from fedloom.data.members import read_member
@@ -30,11 +30,12 @@ from fedloom.engine.wire import finite, from_bytes, to_bytes
 from fedloom.exchange.export import to_onnx
 from fedloom.exchange.models import load_model
 from fedloom.federate.agreement import Agreement, SiteSettings, read_agreement
-from fedloom.federate.statement import Departure, statement
+from fedloom.federate.statement import LOG, Departure, mend, statement
 from fedloom.files import append_lines, read_arrays, write_file
 from fedloom.methods.base import METHODS
 
 Say = Callable[[str], None]
+PAUSE = 0.5  # seconds before the first of further attempts to reach the server
 LONGEST = 30.0  # seconds between two attempts to reach the server
 
 
@@ -58,6 +59,7 @@ def attend(settings: SiteSettings, say: Say) -> Path:
                     _answer(fleet, desk, settings.poll, say)
                 except ConnectionRefused as error:
                     say(f"{error}. Trying again")
+                    time.sleep(PAUSE)
         return desk.settle()
     finally:
         store.release()
@@ -65,7 +67,7 @@ def attend(settings: SiteSettings, say: Say) -> Path:
 
 def _connected(settings: SiteSettings, key: Any, say: Say) -> Fleet:
     """Try, with longer and longer pauses; a server that is not the one it should be is final."""
-    pause, began, said = 0.5, time.monotonic(), ""
+    pause, began, said = PAUSE, time.monotonic(), ""
     while True:
         try:
             return Fleet(settings.server, Path(settings.authority), key, settings.message_mb << 20)
@@ -87,7 +89,8 @@ def _answer(fleet: Fleet, desk: Desk, poll: float, say: Say) -> None:
         except ConnectionRefused:
             raise
         except Exception as error:  # whatever a stranger's bytes make of Flower
-            say(f"Refused an instruction: it is not readable ({error})")
+            say(printable(f"Refused an instruction: it is not readable ({one_line(error)})"))
+            fleet.reply(None, "the instruction was not readable")
             continue
         if data is None:
             if fleet.lost:
@@ -97,8 +100,9 @@ def _answer(fleet: Fleet, desk: Desk, poll: float, say: Say) -> None:
         try:
             reply = desk.answer(data)
         except FedloomError as error:
-            say(f"Refused an instruction: {error}")
-            fleet.reply(None, f"{type(error).__name__}: {error}")
+            say(printable(f"Refused an instruction: {error}"))
+            # What went wrong with the site's own data is nobody else's business.
+            fleet.reply(None, str(error) if isinstance(error, BadMessage) else f"{type(error).__name__}; the site's own log says more")
             continue
         fleet.reply(reply)
         desk.sent()
@@ -126,32 +130,36 @@ class Desk:
         self._books = Books(self.method, self.store, describe_model(settings, images), self._record)
         self._entries: list[LedgerEntry] = []
         self._final = False
-        self._last = max((entry.round for entry in self.store.read_ledger()), default=-1)
+        known = list(self.store.read_ledger())
+        self._last = max((entry.round for entry in known), default=-1)
+        self.done = any(entry.final for entry in known)  # all that is left is to settle
+        mend(self.store.folder / LOG)
 
     def answer(self, data: bytes) -> bytes:
         """The signed report to an instruction, or a refusal that says why."""
         instruction = from_bytes(Instruction, data, self.settings.message_mb << 20, self.agreement.digest)
         self._check(instruction)
         self.say(f"{self.settings.name}: {'the farewell' if instruction.action == FINISH else f'round {instruction.round + 1}'}")
+        visited = visit(self.method, instruction, self.data, *self._books.before(instruction))
         # Whoever asks for this round has finished all before it, and may ask for it again: its memories stay, those before them need not.
         self.store.checkpoint = instruction.round
         self.store.rewind_ledger(rounds_over=instruction.action == FINISH)
         self._entries.clear()
-        visited = visit(self.method, instruction, self.data, *self._books.before(instruction))
         report = self._books.keep(instruction, visited)
         assert report is not None  # only simulated hardware is late
         self.store.append(self._entries)
         self._last = instruction.round
         plain = to_bytes(report, self.agreement.digest)
         departure = Departure.of(report, instruction, hashlib.sha256(plain).hexdigest())
-        append_lines(self.store.folder / "left.jsonl", [departure.to_json()])  # before it does
+        append_lines(self.store.folder / LOG, [departure.to_json()])  # before it does
         self._final = instruction.action == FINISH
         return signed(plain, data, self.key)
 
     def keep(self, state: Any, visited: Visited) -> None:
         """What a newcomer found; nothing leaves."""
         instruction = Instruction(self.settings.name, state.round, FINISH, 0)
-        self.store.rewind_ledger(rounds_over=False)
+        self.store.checkpoint = state.round
+        self.store.rewind_ledger(rounds_over=False)  # an earlier try counts no longer
         self._books.keep(instruction, visited)
         self.store.append(self._entries)
 
@@ -164,7 +172,7 @@ class Desk:
             raise BadMessage(f"It is for {instruction.client}, and this is {name}", client=name)
         if instruction.round < self._last:
             raise BadMessage(f"It is for round {instruction.round + 1}, and round {self._last + 1} was answered already", client=name)
-        if instruction.round > rounds:
+        if instruction.round > rounds or (instruction.round == rounds and instruction.action != FINISH):
             raise BadMessage(f"It is for round {instruction.round + 1}, and {rounds} were agreed on", client=name)
         finite(instruction)
 
@@ -174,14 +182,15 @@ class Desk:
     def settle(self) -> Path:
         """The personal model for use elsewhere, its accuracy, and what left this site, in words."""
         folder, name = self.store.folder, self.settings.name
-        model = folder / "model.onnx"
-        try:
-            to_onnx(model, *load_model(self.store.model_path(name)))
-        except UnusableFormat as error:
-            self.say(f"The personal model is not exported to ONNX: {error}")
-            model = self.store.model_path(name)
+        model = self.store.model_path(name)
+        if self.settings.onnx:
+            try:
+                to_onnx(folder / "model.onnx", *load_model(model))
+                model = folder / "model.onnx"
+            except UnusableFormat as error:
+                self.say(f"The personal model is not exported to ONNX: {error}")
         final = [entry for entry in self.store.read_ledger() if entry.final][-1]
-        text = statement(self.agreement.members.name, name, self.method.uploads, folder / "left.jsonl")
+        text = statement(self.agreement.members.name, name, self.method.uploads, folder / LOG)
         write_file(folder / "statement.txt", text.encode())
         result = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}
         self.store.write_text("result.json", json.dumps(result, indent=2) + "\n")

@@ -10,6 +10,9 @@ from pathlib import Path
 from fedloom.core.boundary import Manifest
 from fedloom.core.errors import DamagedRun
 from fedloom.core.messages import Instruction, Report, payload_bytes
+from fedloom.files import write_file
+
+LOG = "left.jsonl"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,15 @@ class Departure:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def mend(log: Path) -> None:
+    """Drop a last line that a kill has torn: a report leaves after its line is whole, so that one did not."""
+    if not log.exists():
+        return
+    whole, end, torn = log.read_bytes().rpartition(b"\n")
+    if torn:
+        write_file(log, whole + end)
 
 
 def statement(federation: str, site: str, uploads: Manifest, log: Path) -> str:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.boundary import Manifest, Upload
+from fedloom.core.boundary import MANY, Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import BadReport, InvalidArchitecture, InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
@@ -96,7 +96,7 @@ class Hapfnas:
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the knowledge model, later in the client's subnet", like="weights", part=True),
         "architecture": Upload("the choices of the network it belongs to: the server cuts the client's part by them", like="architecture"),
-        "examples": Upload("number of training examples, the client's weight in averages", low=1),
+        "examples": Upload("number of training examples, the client's weight in averages", low=1, high=MANY),
     }
 
     # -- server ---------------------------------------------------------------

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.boundary import Manifest, Upload
+from fedloom.core.boundary import MANY, Manifest, Upload
 from fedloom.core.client_site import ClientSite, Diary
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen, payload_bytes
@@ -86,12 +86,12 @@ class PerFedRLNAS:
     def uploads(self) -> Manifest:
         manifest = {
             "update": Upload("what local training changed in the subnet", like="weights"),
-            "accuracy": Upload("how accurate the subnet then was on the client's own validation data: the reward"),
-            "examples": Upload("number of training examples", low=1),
-            "seconds": Upload("how long the round took, which the server sees anyway"),
+            "accuracy": Upload("how accurate the subnet then was on the client's own validation data: the reward", high=1),
+            "examples": Upload("number of training examples", low=1, high=MANY),
+            "seconds": Upload("how long the round took, which the server sees anyway", high=MANY),
         }
         if self.settings.memory_weight:
-            manifest["memory"] = Upload("share of its memory that training took")
+            manifest["memory"] = Upload("share of its memory that training took", high=MANY)
         return manifest
 
     # -- server ---------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.boundary import Manifest, Upload
+from fedloom.core.boundary import MANY, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
@@ -93,7 +93,7 @@ class PerFedSDE:
         manifest = {
             "update": Upload("what local training changed in the supernet", like="weights"),
             "coverage": Upload("which entries of the supernet were trained; the archive's outline", like="weights", counts=True),
-            "examples": Upload("number of training examples, the client's weight in the average", low=1),
+            "examples": Upload("number of training examples, the client's weight in the average", low=1, high=MANY),
         }
         if self.settings.averaging == "fedavg":  # does not read it
             del manifest["coverage"]
