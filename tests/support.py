@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,3 +45,11 @@ def flipped(path: Path, position: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 1 << bit
     path.write_bytes(data)
+
+
+def shrinking() -> list[str]:
+    """The settings of tests/tiny.toml as overrides, but for what a snippet is about."""
+    tiny = tomllib.loads((Path(__file__).parent / "tiny.toml").read_text())
+    tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in ("data", "split", "when")}
+    size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds")]
+    return [*size, *(f"{table}.{key}={json.dumps(value)}" for table, values in tables.items() for key, value in values.items())]

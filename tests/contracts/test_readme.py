@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,18 +15,11 @@ from PIL import Image
 from fedloom import cli, config
 from fedloom.generator import pretrain
 from plugged import FOLDER, SECONDS, taken_back
+from support import shrinking
 
 ROOT = Path(__file__).parents[2]
 MOMENTS = [*SECONDS, "denoiser.steps=2", "supernet.epochs=1", "labels.architectures=20", "predictor.steps=2"]  # no good generator
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def shrinking() -> list[str]:
-    """The settings of tests/tiny.toml as overrides, but for what a snippet is about."""
-    tiny = tomllib.loads((ROOT / "tests" / "tiny.toml").read_text())
-    tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in ("data", "split", "when")}
-    size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds")]
-    return [*size, *(f"{table}.{key}={json.dumps(value)}" for table, values in tables.items() for key, value in values.items())]
 
 
 def blocks(page: Path, language: str) -> list[str]:
