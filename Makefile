@@ -9,9 +9,10 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest# one thread each: bit equality, and WORKERS processes fit as many cores
 RUN_READY := $(VENV)/ready-to-run
 TEST_READY := $(VENV)/ready-to-test
+DOCS_READY := $(VENV)/ready-for-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check slow bench clean lint
+.PHONY: help run test check slow docs bench clean lint
 .NOTPARALLEL:
 
 help:
@@ -19,6 +20,7 @@ help:
 	@echo 'make test    lint, types, import rules and all tests but slow, gpu and network (what CI runs)'
 	@echo 'make check   the inner loop: lint, types, import rules, tests/unit and tests/properties'
 	@echo 'make slow    the tests marked slow'
+	@echo 'make docs    the reference pages from the code, then the site of docs/ into site/index.html; any broken link is an error'
 	@echo 'make bench   which benchmarks there are and how to run one'
 	@echo 'make clean   remove $(VENV) and caches; runs/ and data/ stay'
 	@echo
@@ -36,6 +38,11 @@ check: $(TEST_READY) lint
 slow: $(TEST_READY)
 	$(PYTEST) -q -m slow --timeout 1800 || [ $$? -eq 5 ]  # 5: there are none
 
+docs: $(DOCS_READY)
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/docs docs site
+	@echo 'Open site/index.html'
+
 lint: $(TEST_READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -49,10 +56,10 @@ bench:
 	@echo 'Run one with: $(BIN)/python benchmarks/NAME.py'
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site src/*.egg-info
 	find . \( -path ./runs -o -path ./data -o -path ./.git \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment. Both stamps are older than a changed pyproject.toml or constraints.txt, which brings it up to date.
+# The environment. The stamps are older than a changed pyproject.toml or constraints.txt, which brings it up to date.
 
 $(RUN_READY): pyproject.toml constraints.txt
 	$(make_environment)
@@ -62,6 +69,11 @@ $(RUN_READY): pyproject.toml constraints.txt
 $(TEST_READY): pyproject.toml constraints.txt
 	$(make_environment)
 	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $(RUN_READY) $@
+
+$(DOCS_READY): pyproject.toml constraints.txt
+	$(make_environment)
+	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[docs]'
 	@touch $(RUN_READY) $@
 
 define make_environment

@@ -10,6 +10,7 @@ NAVIGATION = {
     "Start": ["start/quickstart", "start/examples"],
     "How to": [
         "how-to/own-images",
+        "how-to/report",
         "how-to/compare",
         "how-to/export",
         "how-to/analyses",
@@ -21,7 +22,7 @@ NAVIGATION = {
     ],
     "Methods": ["methods/perfedsde", "methods/perfedrlnas", "methods/spider", "methods/hapfnas", "methods/fedavg", "methods/local"],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
-    "Explain": ["explain/architecture", "explain/generator", "explain/executions", "explain/dependencies"],
+    "Explain": ["explain/architecture", "explain/numbers", "explain/generator", "explain/executions", "explain/dependencies"],
     "Reference": ["reference/commands", "reference/settings", "reference/run-folder", "reference/errors", "reference/python"],
 }
 
@@ -43,7 +44,14 @@ pygments_dark_style = "monokai"
 
 
 def setup(app: Any) -> None:
+    app.connect("source-read", copy_other_pages)
     app.connect("source-read", add_navigation)
+
+
+def copy_other_pages(app: Any, page: str, source: list[str]) -> None:
+    """Files outside this folder that a page links to are copied beside the site; a page of Markdown must be told apart from those here."""
+    up = "../" * (page.count("/") + 1)
+    source[0] = re.sub(rf"\]\(({re.escape(up)}[^)#]*\.md)(#[^)]*)?\)", r"](path:\1)", source[0])
 
 
 def add_navigation(app: Any, page: str, source: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Your own images: a folder with a folder for each class, a federation on it, and a model file to hand on.
 
-    python examples/own_images.py                      # about a minute of one core
+    python examples/own_images.py                       # about a minute of one core
     python examples/own_images.py clients=4 rounds=5    # any setting by key=value
     python examples/own_images.py --onnx                # the model as ONNX; needs the extra: pip install 'fedloom[export]'
 
