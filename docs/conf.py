@@ -29,10 +29,9 @@ NAVIGATION = {
 project = "Fedloom"
 version = release = re.findall(r'__version__ = "(.*)"', (Path(__file__).parents[1] / "src" / "fedloom" / "__init__.py").read_text())[0]
 extensions = ["myst_parser"]
-exclude_patterns = ["**/README.md"]
+smartquotes = False  # would make one dash of the two before an option
 
 myst_heading_anchors = 4  # [text](page.md#a-heading) works, as it does where the files are read without a site
-myst_links_external_new_tab = False
 
 html_theme = "furo"
 html_title = f"Fedloom {release}"

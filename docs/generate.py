@@ -63,7 +63,6 @@ def pages() -> dict[str, str]:
 def settings_page() -> Iterator[str]:
     yield "# Settings\n"
     yield SETTINGS
-    yield from table(["preset", "what"], ((code(name), plain(meaning)) for name, meaning in config.presets().items()))
     for name, rows in grouped(config.Settings, "").items():
         yield from settings_table(name or "At the top", rows)
         if name == "data":
@@ -77,6 +76,8 @@ def settings_page() -> Iterator[str]:
     for name, (kind, meaning) in config.ENGINES.items():
         yield f"### {name}\n\n{plain(meaning)}.\n"
         yield from settings_tables(kind, f"{name}.")
+    yield "## Presets\n"
+    yield from table(["preset", "what"], ((code(name), plain(meaning)) for name, meaning in config.presets().items()))
     yield GENERATOR
     yield from settings_tables(PretrainSettings, "")
     yield FEDERATION
