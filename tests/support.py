@@ -47,9 +47,10 @@ def flipped(path: Path, position: int, bit: int) -> None:
     path.write_bytes(data)
 
 
-def shrinking() -> list[str]:
-    """The settings of tests/tiny.toml as overrides, but for what a snippet is about."""
+def shrinking(split: bool = True) -> list[str]:
+    """The settings of tests/tiny.toml as overrides, but for data and method. split: few images for each client as well."""
     tiny = tomllib.loads((Path(__file__).parent / "tiny.toml").read_text())
-    tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in ("data", "split", "when")}
+    left_out = ("data", "when") if split else ("data", "when", "split")
+    tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in left_out}
     size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds")]
     return [*size, *(f"{table}.{key}={json.dumps(value)}" for table, values in tables.items() for key, value in values.items())]

@@ -22,7 +22,7 @@ from support import Fedloom, shrinking
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 METHOD = str(EXAMPLES / "own_method.py")
-TINY = [*shrinking(), "split.rule=plato", "split.size=12", "split.test_size=8", "split.validation=0.3"]
+TINY = shrinking()
 
 
 @pytest.fixture
