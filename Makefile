@@ -12,7 +12,7 @@ TEST_READY := $(VENV)/ready-to-test
 DOCS_READY := $(VENV)/ready-for-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check slow docs bench clean lint
+.PHONY: help run test check slow bench clean lint
 .NOTPARALLEL:
 
 help:
@@ -20,8 +20,8 @@ help:
 	@echo 'make test    lint, types, import rules and all tests but slow, gpu and network (what CI runs)'
 	@echo 'make check   the inner loop: lint, types, import rules, tests/unit and tests/properties'
 	@echo 'make slow    the tests marked slow'
-	@echo 'make docs    the reference pages from the code, then the site of docs/ into site/index.html; any broken link is an error'
 	@echo 'make bench   which benchmarks there are and how to run one'
+	@echo 'make docs    the reference pages from the code, then the site of docs/ into site/index.html; any broken link is an error'
 	@echo 'make clean   remove $(VENV) and caches; runs/ and data/ stay'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter, WORKERS=4 the number of test processes.'
@@ -38,11 +38,6 @@ check: $(TEST_READY) lint
 slow: $(TEST_READY)
 	$(PYTEST) -q -m slow --timeout 1800 || [ $$? -eq 5 ]  # 5: there are none
 
-docs: $(DOCS_READY)
-	$(BIN)/python docs/generate.py
-	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/docs docs site
-	@echo 'Open site/index.html'
-
 lint: $(TEST_READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -54,6 +49,12 @@ bench:
 	  printf '%-36s %s\n' "$$script" "$$(sed -n '1s/"""//gp' "$$script")"; \
 	done
 	@echo 'Run one with: $(BIN)/python benchmarks/NAME.py'
+
+.PHONY: docs
+docs: $(DOCS_READY)
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/docs docs site
+	@echo 'Open site/index.html'
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site src/*.egg-info
