@@ -37,6 +37,7 @@ html_theme = "furo"
 html_title = f"Fedloom {release}"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_use_index = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

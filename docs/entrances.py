@@ -18,6 +18,7 @@ from fedloom.exchange import export, predict
 from fedloom.exchange.models import load_model
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
+from fedloom.report.live import LiveView
 from fedloom.spaces.base import SPACES, SearchSpace
 from fedloom.supernets.base import Supernet
 from fedloom.surrogates.base import SURROGATES
@@ -33,6 +34,7 @@ ENTRANCES: dict[str, list[Any]] = {
         assemble.reopen_run,
         assemble.free_folder,
         Watcher,
+        LiveView,
     ],
     "Read what a run left": [result.RunResult, result.ClientResult, result.LedgerEntry],
     "Use a personal model": [load_model, predict.read_model, predict.predict, export.to_safetensors, export.to_torch, export.to_onnx],
