@@ -9,6 +9,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest# one thread each: bit equality, and WORKERS processes fit as many cores
 RUN_READY := $(VENV)/ready-to-run
 TEST_READY := $(VENV)/ready-to-test
+DOCS_READY := $(VENV)/ready-for-docs
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check slow network bench clean lint
@@ -21,6 +22,7 @@ help:
 	@echo 'make slow    the tests marked slow'
 	@echo 'make network the tests marked network: every method over Flower on this machine, kills, the how-to page'
 	@echo 'make bench   which benchmarks there are and how to run one'
+	@echo 'make docs    the reference pages from the code, then the site of docs/ into site/index.html; any broken link is an error'
 	@echo 'make clean   remove $(VENV) and caches; runs/ and data/ stay'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter, WORKERS=4 the number of test processes.'
@@ -55,11 +57,17 @@ bench:
 	done
 	@echo 'Run one with: $(BIN)/python benchmarks/NAME.py'
 
+.PHONY: docs
+docs: $(DOCS_READY)
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/docs docs site
+	@echo 'Open site/index.html'
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site src/*.egg-info
 	find . \( -path ./runs -o -path ./data -o -path ./.git \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment. Both stamps are older than a changed pyproject.toml or constraints.txt, which brings it up to date.
+# The environment. The stamps are older than a changed pyproject.toml or constraints.txt, which brings it up to date.
 
 $(RUN_READY): pyproject.toml constraints.txt
 	$(make_environment)
@@ -69,6 +77,11 @@ $(RUN_READY): pyproject.toml constraints.txt
 $(TEST_READY): pyproject.toml constraints.txt
 	$(make_environment)
 	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $(RUN_READY) $@
+
+$(DOCS_READY): pyproject.toml constraints.txt
+	$(make_environment)
+	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[docs]'
 	@touch $(RUN_READY) $@
 
 define make_environment

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,3 +45,12 @@ def flipped(path: Path, position: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 1 << bit
     path.write_bytes(data)
+
+
+def shrinking(split: bool = True) -> list[str]:
+    """The settings of tests/tiny.toml as overrides, but for data and method. split: few images for each client as well."""
+    tiny = tomllib.loads((Path(__file__).parent / "tiny.toml").read_text())
+    left_out = ("data", "when") if split else ("data", "when", "split")
+    tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in left_out}
+    size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds")]
+    return [*size, *(f"{table}.{key}={json.dumps(value)}" for table, values in tables.items() for key, value in values.items())]

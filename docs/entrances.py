@@ -1,0 +1,123 @@
+"""The page of entrances for scripts and plugins, from signatures, docstrings and short classes as they are written."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from markup import code, plain, table
+
+from fedloom import assemble, config
+from fedloom.core import boundary, client_site, messages, method, registry, result, seeds, settings
+from fedloom.data.readers import DATASETS
+from fedloom.engine.run import Watcher
+from fedloom.exchange import export, predict
+from fedloom.exchange.models import load_model
+from fedloom.maths.averaging import AVERAGING
+from fedloom.methods.base import METHODS
+from fedloom.report.live import LiveView
+from fedloom.spaces.base import SPACES, SearchSpace
+from fedloom.supernets.base import Supernet
+from fedloom.surrogates.base import SURROGATES
+from fedloom.training.bench import Bench
+
+ENTRANCES: dict[str, list[Any]] = {
+    "Run a federation": [
+        config.load,
+        config.from_table,
+        config.to_toml,
+        assemble.new_run,
+        assemble.resume_run,
+        assemble.reopen_run,
+        assemble.free_folder,
+        Watcher,
+        LiveView,
+    ],
+    "Read what a run left": [result.RunResult, result.ClientResult, result.LedgerEntry],
+    "Use a personal model": [load_model, predict.read_model, predict.predict, export.to_safetensors, export.to_torch, export.to_onnx],
+    "Write a method": [
+        method.Method,
+        method.ServerState,
+        method.Answer,
+        boundary.Upload,
+        messages.Instruction,
+        messages.Report,
+        client_site.ClientSite,
+        client_site.ClientData,
+        client_site.ClientMemory,
+        client_site.PersonalModel,
+        client_site.Diary,
+        Bench,
+        settings.setting,
+        seeds.rng,
+        seeds.derive_seed,
+    ],
+    "Register what is yours": [registry.Registry, config.plug_in],
+    "Write a search space": [SearchSpace, Supernet],
+}
+
+
+def python_page() -> Iterator[str]:
+    yield "# From Python\n"
+    yield "The few entrances that scripts and plugins need; the [examples](../start/examples.md) use them. The rest may change.\n"
+    for title, things in ENTRANCES.items():
+        yield f"## {title}\n"
+        for thing in things:
+            yield from entrance(thing)
+    yield "## What is registered\n\nEach is a name for a setting; [a plugin](../how-to/own-space.md) adds names of its own.\n"
+    named = {
+        "`METHODS`, `fedloom.methods.base`": [entry.name for entry in METHODS],
+        "`SPACES`, `fedloom.spaces.base`; `SUPERNETS`, `fedloom.supernets.base`": [entry.name for entry in SPACES],
+        "`DATASETS`, `fedloom.data.readers`": list(DATASETS),
+        "`SURROGATES`, `fedloom.surrogates.base`": list(SURROGATES),
+        "`AVERAGING`, `fedloom.maths.averaging`": list(AVERAGING),
+    }
+    yield from table(["table", "names"], ((where, ", ".join(map(code, names))) for where, names in named.items()))
+
+
+def entrance(thing: Any) -> Iterator[str]:
+    yield f"### {thing.__name__}\n\n`from {thing.__module__} import {thing.__name__}`\n"
+    if inspect.isclass(thing):
+        rows = list(functions(thing))
+        if getattr(thing, "_is_protocol", False) or not rows:
+            yield f"```py\n{inspect.getsource(thing)}```\n"
+            return
+        yield said(thing)
+        yield from table(["", "meaning"], [*values(thing), *rows])
+    else:
+        yield f"```py\n{signature(thing.__name__, thing)}\n```\n"
+        yield said(thing)
+
+
+def said(thing: Any) -> str:
+    """What its own docstring says, without examples."""
+    return plain((vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__) or "").partition(">>>")[0].rstrip() + "\n"
+
+
+def values(kind: type) -> Iterator[tuple[str, str]]:
+    """Fields of a dataclass, with the comments behind them."""
+    for item in fields(kind) if is_dataclass(kind) else ():
+        comment = re.search(rf"^    {item.name}: .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE)
+        yield code(f"{item.name}: {item.type}"), plain(comment[1]) if comment else ""
+
+
+def functions(kind: type) -> Iterator[tuple[str, str]]:
+    """Public functions and properties of a class, with what their docstrings say."""
+    for name, member in vars(kind).items():
+        called = inspect.isfunction(member) or isinstance(member, staticmethod | classmethod)
+        held = getattr(member, "fget", getattr(member, "func", None))  # by a property, by a cached one
+        function = inspect.unwrap(member) if called else held
+        if name.startswith("_") or function is None or not inspect.isfunction(function):
+            continue
+        shown = signature(name, function).removeprefix("def ") if called else f"{name}: {function.__annotations__.get('return', 'Any')}"
+        yield code(shown), said(function).strip()
+
+
+def signature(name: str, function: Callable[..., Any]) -> str:
+    """As it is written, without self."""
+    whole = inspect.signature(function)
+    kept = [parameter for key, parameter in whole.parameters.items() if key not in ("self", "cls")]
+    return f"def {name}{whole.replace(parameters=kept)}".replace("'", "")
