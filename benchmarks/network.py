@@ -120,7 +120,7 @@ def ours(folder: Path, size: int, rounds: int, bare: bool) -> Found:
     pair = (certificates / "server" / "server.pem", certificates / "server" / "server-key.pem")
     with closing(SuperLink("127.0.0.1:0", *pair, public, MOST, print)) as superlink, processes() as start:
         sites = [start(sys.executable, __file__, "--site", name, superlink.address, str(certificates), str(bare)) for name in SITES]
-        until(lambda: superlink.online() == set(SITES), "the sites to connect")
+        until(lambda: set(superlink.online()) == set(SITES), "the sites to connect")
         link = FlowerLink(superlink, keys, DIGEST, UPLOADS, RoundSettings(), lambda entry: None, print)
         found: Found = {"seconds": [], "loopback_bytes": []}
         for number in range(rounds + 1):
