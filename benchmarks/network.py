@@ -291,6 +291,7 @@ def main() -> None:
         name, address, certificates, bare = arguments.site
         return attend(name, address, Path(certificates), bare == "True")
     signal.signal(signal.SIGTERM, lambda *facts: sys.exit(143))  # not without ending the others
+    load = os.getloadavg()[1]  # of the last five minutes
     sizes: dict[str, Any] = {}
     for megabytes in map(float, arguments.megabytes.split(",")):
         size = int(megabytes * 1e6) // 4 * 4
@@ -303,8 +304,13 @@ def main() -> None:
                     ways[way].setdefault(what, []).extend(values)
         sizes[f"{megabytes:g} MB"] = summary(ways, size)
         print(f"{megabytes:g} MB each way: {json.dumps(sizes[f'{megabytes:g} MB'], indent=2)}", flush=True)
-    load = os.getloadavg()[2]  # of the last quarter of an hour
-    record = {"command": " ".join(["python", *sys.argv]), "environment": environment(torch.device("cpu")), "load": load, "sizes": sizes}
+    record = {
+        "command": " ".join(["python", *sys.argv]),
+        "environment": environment(torch.device("cpu")),
+        "cores": os.cpu_count(),
+        "load_before": load,
+        "sizes": sizes,
+    }
     RESULT.write_text(json.dumps(record, indent=2) + "\n")
     if not all(found["within"] for found in sizes.values()):
         sys.exit("Fedloom adds more than 10 % and more than 0.5 s to Flower's floor")
