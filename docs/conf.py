@@ -17,12 +17,20 @@ NAVIGATION = {
         "how-to/budgets",
         "how-to/hardware",
         "how-to/ray",
+        "how-to/federation",
         "how-to/own-space",
         "how-to/foreign-weights",
     ],
     "Methods": ["methods/perfedsde", "methods/perfedrlnas", "methods/spider", "methods/hapfnas", "methods/fedavg", "methods/local"],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
-    "Explain": ["explain/architecture", "explain/numbers", "explain/generator", "explain/executions", "explain/dependencies"],
+    "Explain": [
+        "explain/architecture",
+        "explain/numbers",
+        "explain/generator",
+        "explain/executions",
+        "explain/flower",
+        "explain/dependencies",
+    ],
     "Reference": ["reference/commands", "reference/settings", "reference/run-folder", "reference/errors", "reference/python"],
 }
 
