@@ -496,7 +496,7 @@ def test_a_statement_adds_up(tmp_path: Path) -> None:
 def test_a_statement_of_nothing_and_of_what_was_not_declared(tmp_path: Path) -> None:
     log = tmp_path / "left.jsonl"
     log.write_text("")
-    assert "0 reports with 0 bytes of content left this site, in 0 rounds (none)." in statement("digits", "north", {}, log)
+    assert statement("digits", "north", {}, log) == "What left north in the federation digits\n\nNothing.\n"
     log.write_text(Departure("t", 0, TRAIN, {"labels": 8}, 8, "x").to_json() + "\n")
     assert "  labels: a field the method does not declare" in statement("digits", "north", UPLOADS, log)
 

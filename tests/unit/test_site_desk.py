@@ -246,7 +246,7 @@ def test_what_went_wrong_with_the_sites_own_data_stays_there(place: Place, monke
     def fails(instruction: Instruction, site: ClientSite) -> None:
         raise ValueError("patient 4711 has no label")
 
-    monkeypatch.setattr(place.desk._method.__class__, "answer", lambda self, instruction, site: fails(instruction, site))
+    monkeypatch.setattr(place.desk.method.__class__, "answer", lambda self, instruction, site: fails(instruction, site))
     (reply,) = talk(place, place.data())
     assert reply == (None, "ClientFailed; the site's own log says more")
     assert "patient 4711" in place.said[-1] and len(place.said) == 2  # "north: round 1", then why not
