@@ -60,6 +60,11 @@ def folder(folder: Path) -> None:
             put_image(folder / name / f"{image}.png", 20, 50 * number + image)
 
 
+def sites(place: Path) -> None:
+    for member in ("north", "south"):
+        folder(place / member)
+
+
 SAMPLES: dict[str, Callable[[Path], None]] = {
     "digits": lambda folder: None,
     "cifar10": cifar10,
@@ -67,6 +72,7 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     "cinic10": cinic10,
     "tinyimagenet": tinyimagenet,
     "folder": folder,
+    "sites": sites,
 }
 
 

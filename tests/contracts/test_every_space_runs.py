@@ -26,8 +26,13 @@ def marks(space: str) -> list[pytest.MarkDecorator]:
 
 
 spaces = pytest.mark.parametrize("space", [pytest.param(entry.name, marks=marks(entry.name)) for entry in SPACES])
-CASES = [
-    *((entry.name, "", space.name) for entry in METHODS for space in SPACES if space.name in getattr(entry.make, "spaces", (space.name,))),
+METHOD_SPACES = [(entry.name, getattr(entry.make, "spaces", [space.name for space in SPACES])) for entry in METHODS]
+CASES = [  # the flagship on every space, the others on their first; the rest in `make slow`
+    *(
+        pytest.param(name, "", space, marks=[pytest.mark.slow] if number and name != "perfedsde" else [])
+        for name, own in METHOD_SPACES
+        for number, space in enumerate(own)
+    ),
     *(pytest.param("perfedsde", limit, space.name, marks=marks(space.name)) for limit in ("budget", "weights") for space in SPACES),
 ]
 

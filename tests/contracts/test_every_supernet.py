@@ -131,6 +131,8 @@ def test_regions_are_tight(supernet: Supernet[Any]) -> None:
             loss = F.cross_entropy(supernet.forward(images, leaves, architecture, measured(supernet, own, architecture, images)), labels)
             for name, gradient in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
                 idle[name] &= gradient == 0
+            if not any(entries.any() for entries in idle.values()):
+                break
         assert [name for name, entries in idle.items() if entries.any()] == []
 
 

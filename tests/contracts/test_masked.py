@@ -25,7 +25,7 @@ from nets import images_of, mask, weights_of
 LOGITS, MOMENTS = 1e-4, 1e-4
 
 drawn = given(seed=st.integers(0, 2**32))
-few = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def architectures_of(supernet: Supernet[Any], seed: int, count: int = 4) -> list[Architecture]:

@@ -129,7 +129,7 @@ def test_an_instruction_answered_twice_gives_the_same_report(method: str, tiny: 
         state = federated.method.absorb(state, first)
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD)
+@pytest.mark.parametrize("method", [pytest.param(n, marks=pytest.mark.slow if n in ("spider", "hapfnas") else []) for n in EVERY_METHOD])
 def test_the_order_in_which_clients_answer_does_not_matter(
     method: str, tiny: Callable[..., Settings], content: Content, tmp_path: Path
 ) -> None:

@@ -47,12 +47,18 @@ def check(folder: Path, method: str, nobody: Watcher, onnx: tuple[str, ...]) -> 
             check_onnx(made, name)
 
 
+def made_by_local(place: Path) -> bool:
+    """Which shares nothing that a newcomer could have."""
+    return bool(json.loads((place / "result.json").read_text())["method"] == "local")
+
+
 def check_server(made: Federation, here: Path) -> None:
     """What it has of the sites is what their reports said, and who they are."""
     place = made.folder / "server-run"
     files = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
-    own = ["config.toml", "federation.json", "ledger.jsonl", "newcomers.safetensors", "result.json", "state/lock", "state/server.safetensors"]
-    assert [name for name in own if name != "newcomers.safetensors" or (place / name).exists()] == files  # local shares nothing with newcomers
+    shared = [] if made_by_local(place) else ["newcomers.safetensors"]
+    state = ["state/lock", "state/server.safetensors"]
+    assert files == sorted(["config.toml", "federation.json", "ledger.jsonl", "result.json", *shared, *state])
     entries = lines(place / "ledger.jsonl")
     assert exchanged(entries) == exchanged(lines(here / "ledger.jsonl"))
     for entry in entries:

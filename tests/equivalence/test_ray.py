@@ -37,10 +37,10 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-QUICK = ("perfedsde", "hapfnas")  # with memories and populations, and with a server that computes: the others in `make slow`
+EVERY_METHOD = [pytest.param(e.name, marks=[] if e.name == "perfedsde" else pytest.mark.network) for e in METHODS]
 
 
-@pytest.mark.parametrize("method", [pytest.param(e.name, marks=[] if e.name in QUICK else pytest.mark.slow) for e in METHODS])
+@pytest.mark.parametrize("method", EVERY_METHOD)  # but for the flagship in `make network`
 def test_ray_gives_what_one_process_gives(
     method: str, cluster: None, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path
 ) -> None:

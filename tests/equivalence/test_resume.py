@@ -190,7 +190,7 @@ def test_perfedsde_with_other_candidates_killed_at_some_steps(
     check_steps(run, range(3, len(run.steps), 9), content, nobody)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local", "hapfnas"])
+@pytest.mark.parametrize("method", ["fedavg", "local", pytest.param("hapfnas", marks=pytest.mark.slow)])
 def test_other_methods_killed_at_some_steps(record: Callable[..., Recorded], content: Content, nobody: Watcher, method: str) -> None:
     run = record(f"method={method}", "run.checkpoint_every=2", "rounds=3")
     check_steps(run, range(2, len(run.steps), 7), content, nobody)

@@ -252,7 +252,10 @@ def test_validation_images_wait_for_the_pruning(tiny: Tiny) -> None:
     assert method._over(kept)
 
 
-@pytest.mark.parametrize("changes", [("milenas", "2"), ("milenas", "1"), ("perturbation", "1")], ids="-".join)
+@pytest.mark.parametrize(
+    "changes",
+    [*(pytest.param(("milenas", size), marks=pytest.mark.slow, id=f"milenas-{size}") for size in "21"), ("perturbation", "1")],
+)
 def test_a_stopped_run_goes_on_bit_for_bit(
     tiny: Tiny, nobody: Watcher, tmp_path: Path, changes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
