@@ -17,6 +17,7 @@ Flower they include its own hops between the processes of one machine, which are
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,32 +214,35 @@ def listens(port: int) -> bool:
 @contextmanager
 def processes(variables: Mapping[str, str] | None = None, log: Path | None = None) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start processes that are ended with the block, and all that they have started, by their ids."""
-    started: list[subprocess.Popen[bytes]] = []
     said = log.open("ab") if log else None
 
     def start(*command: str) -> subprocess.Popen[bytes]:
         own = {**os.environ, **(variables or {})}
-        started.append(subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stdout=said, stderr=said))
-        return started[-1]
+        return subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
 
     try:
         yield start
     finally:
-        family = [number for process in started if process.poll() is None for number in (process.pid, *descendants(process.pid))]
-        for sign, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-            for number in family:
-                if lives(number):
+        for sign, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+            for number in descendants():
+                with suppress(ProcessLookupError):
                     os.kill(number, sign)
-            wait_until = time.monotonic() + seconds
-            while any(map(lives, family)) and time.monotonic() < wait_until:
-                for process in started:
-                    process.poll()
+            end = time.monotonic() + seconds
+            while descendants() and time.monotonic() < end:
+                with suppress(ChildProcessError):
+                    os.waitpid(-1, os.WNOHANG)
                 time.sleep(0.05)
         if said:
             said.close()
 
 
-def descendants(process: int) -> list[int]:
+def adopt() -> None:
+    """Whatever our processes leave behind becomes our child: some of Flower's live on for seconds, in sessions of their own."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def descendants() -> list[int]:
+    """All below this process, children before their own."""
     children: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -246,19 +250,12 @@ def descendants(process: int) -> list[int]:
         except OSError:
             continue  # it has just ended
         children.setdefault(parent, []).append(int(status.parent.name))
-    found, rest = [], [process]
+    found, rest = [], [os.getpid()]
     while rest:
         own = children.get(rest.pop(), [])
         found += own
         rest += own
     return found
-
-
-def lives(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def succeed(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -290,6 +287,7 @@ def main() -> None:
     if arguments.site:
         name, address, certificates, bare = arguments.site
         return attend(name, address, Path(certificates), bare == "True")
+    adopt()
     signal.signal(signal.SIGTERM, lambda *facts: sys.exit(143))  # not without ending the others
     load = os.getloadavg()[1]  # of the last five minutes
     sizes: dict[str, Any] = {}

@@ -17,7 +17,8 @@ import pytest
 from fedloom import config
 from fedloom.federate.agreement import Members, ServerSettings, SiteSettings, read_agreement, read_site
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "federation.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "federation.md"
 TABLES = ((Members, "federation."), (ServerSettings, "server."), (SiteSettings, ""))
 LITTLE = {"rounds": "1", "width": "0.1", "epochs": "1", "finetune_epochs": "1", "population": "6", "iterations": "1"}  # instead of good
 SITES = ("east", "north", "west")
@@ -66,6 +67,18 @@ def test_the_files_it_shows_can_be_read(tmp_path: Path) -> None:
     assert (real.server.round.minimum, real.settings.components["perfedsde"].averaging) == (2, "trimmed_mean")
     (tmp_path / "site.toml").write_text(site)
     assert read_site(tmp_path / "site.toml").server == "fl.example.org:9092"
+
+
+def test_what_the_network_costs_is_what_was_measured() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "network.json").read_text())
+    rows = []
+    for size, found in record["sizes"].items():
+        seconds, carried = found["seconds_per_round"], found["loopback_per_payload"]["fedloom"]
+        assert found["within"], "ours may add 10 % or 0.5 s to Flower's floor"
+        rows.append(f"| {size} | {seconds['flower']:.1f} s | {seconds['carried']:.1f} s | {seconds['fedloom']:.1f} s | {carried:.2f} |\n")
+    text = (ROOT / "docs" / "explain" / "flower.md").read_text()
+    assert "".join(rows) in text, f"The page should have:\n{''.join(rows)}"
+    assert f"commit {record['environment']['commit']}, load {record['load_before']:.1f} on {record['cores']} cores" in text
 
 
 # -- with processes and sockets --------------------------------------------------------------------
