@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import ssl
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -356,3 +358,40 @@ def test_an_address_that_is_taken_and_a_certificate_that_is_none(port: Port, tmp
         make("127.0.0.1:0", tmp_path / "torn.pem", good[1])
     with pytest.raises(InvalidConfig, match="are no certificate and its key"):
         make("127.0.0.1:0", tmp_path / "none.pem", good[1])
+
+
+def test_a_server_cannot_send_a_site_elsewhere(server: Port) -> None:
+    """Whoever answers with a redirect would make the site ask addresses of its own network."""
+    asked: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(307)
+            self.send_header("location", f"http://127.0.0.1:{inside.server_port}/inside")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    class Inside(Elsewhere):
+        def do_POST(self) -> None:
+            asked.append("inside")
+            self.send_error(500)
+
+    inside, outside = (ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (Inside, Elsewhere))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server.certs / "server/server.pem", server.certs / "server/server-key.pem")
+    outside.socket = context.wrap_socket(outside.socket, server_side=True)
+    for one in (inside, outside):
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(ConnectionRefused, match="status 307"):
+            key = private_key(server.certs / "north" / "key.pem")
+            Fleet(f"127.0.0.1:{outside.server_port}", server.certs / "north" / "ca.pem", key, MOST)
+    finally:
+        for one in (inside, outside):
+            one.shutdown()
+            one.server_close()
+    assert asked == ["/v1/fleet/activate-node"]

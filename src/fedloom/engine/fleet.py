@@ -36,6 +36,7 @@ class Fleet:
         public = key.public_key()
         signs = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, public)]
         self._client = FleetHttpClient(f"https://{server}", interceptors=signs, verify=ssl.create_default_context(cafile=str(authority)))
+        self._client._client.follow_redirects = False  # a server must not send this site's requests to addresses of its choice
         request = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT)
         try:
             self._node = Node(node_id=self._ask(self._client.ActivateNode, request).node_id)

@@ -37,6 +37,7 @@ from fedloom.methods.base import METHODS
 Say = Callable[[str], None]
 PAUSE = 0.5  # seconds before the first of further attempts to reach the server
 LONGEST = 30.0  # seconds between two attempts to reach the server
+SOON = 0.05  # seconds before the first look for the next instruction
 
 
 def attend(settings: SiteSettings, say: Say) -> Path:
@@ -83,6 +84,7 @@ def _connected(settings: SiteSettings, key: Any, say: Say) -> Fleet:
 
 
 def _answer(fleet: Fleet, desk: Desk, poll: float, say: Say) -> None:
+    pause = SOON  # rarer and rarer looks: after an answer the next instruction is often not far
     while not desk.done:
         try:
             data = fleet.receive()
@@ -95,8 +97,10 @@ def _answer(fleet: Fleet, desk: Desk, poll: float, say: Say) -> None:
         if data is None:
             if fleet.lost:
                 raise ConnectionRefused("The server does not know this connection any more")
-            time.sleep(poll)
+            time.sleep(min(pause, poll))
+            pause = min(2 * pause, poll)
             continue
+        pause = SOON
         try:
             reply = desk.answer(data)
         except FedloomError as error:
