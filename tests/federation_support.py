@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -191,15 +190,6 @@ def federation(folder: Path, method: str = "perfedsde", round: str = "", extra: 
         yield made
     finally:
         made.stop()
-
-
-def copy_without_results(source: Federation, folder: Path) -> Federation:
-    """The same federation before it began, with the same keys, at another port."""
-    shutil.copytree(source.folder, folder, ignore=shutil.ignore_patterns("at-*", "server-run*", "*.log"))
-    copied = Federation(folder, free_port())
-    for file in folder.glob("*.toml"):
-        file.write_text(file.read_text().replace(f"127.0.0.1:{source.port}", f"127.0.0.1:{copied.port}"))
-    return copied
 
 
 def rehearsed(made: Federation, nobody: Any) -> Path:

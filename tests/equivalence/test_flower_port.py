@@ -65,8 +65,8 @@ class Port:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Port]:
     certs, said = tmp_path_factory.mktemp("certs") / "certs", []
-    make_certificates(certs, [*SITES, "stranger"], ["127.0.0.1"])
-    keys = {name: public_bytes(public_key(certs / "server/sites" / f"{name}.pub")) for name in SITES}
+    make_certificates(certs, [*SITES, "absent", "stranger"], ["127.0.0.1"])
+    keys = {name: public_bytes(public_key(certs / "server/sites" / f"{name}.pub")) for name in (*SITES, "absent")}
     link = SuperLink("127.0.0.1:0", certs / "server/server.pem", certs / "server/server-key.pem", keys, MOST, said.append)
     yield Port(link, certs, said)
     link.close()
@@ -104,7 +104,7 @@ def test_there_and_back(port: Port, north: Fleet) -> None:
         north.reply(data[::-1])
         assert port.answered(message) == [Reply(message, "north", data[::-1])]
     assert list(port.link.online()) == ["north"] and port.said == []
-    assert port.link.send("west", b"x") == ""  # it was never there
+    assert port.link.send("absent", b"x") == ""  # it was never there
     assert len(port.link._state.object_store) == 0  # all that was carried is gone
 
 

@@ -95,7 +95,7 @@ def test_robust_rules_by_hand() -> None:
     updates = [{"w": np.array(values, np.float32)} for values in ([1, 0], [0, 1], [0.6, 0.8], [0.8, 0.6], [-10, 0])]
     everything = [{"w": np.ones(2, int)}] * 5
     weights = [1.0, 1.0, 1.0, 1.0, 4.0]
-    assert clipped(updates, everything, weights)["w"] == pytest.approx([(1 + 0 + 0.6 + 0.8 - 4) / 8, 2.4 / 8])
+    assert clipped(updates, everything, weights)["w"] == pytest.approx([(1 + 0 + 0.6 + 0.8 - 1) / 5, 2.4 / 5])  # it weighs 1, too
     assert median(updates, everything, weights)["w"] == pytest.approx([0.6, 0.6])
     assert trimmed_mean(updates, everything, weights)["w"] == pytest.approx([(0 + 0.6 + 0.8) / 3, (0 + 0.6 + 0.8) / 3])
     for rule in (clipped, median, trimmed_mean):  # without coverage all trained everything
@@ -107,7 +107,7 @@ def test_robust_rules_ask_those_who_trained_an_entry() -> None:
     counts = [{"w": np.array(steps)} for steps in ([1, 0, 1], [2, 1, 0], [0, 3, 5], [0, 0, 0])]  # the liar trained nothing
     for rule in (median, trimmed_mean):  # two each, between whom there is no middle but their mean
         assert rule(updates, counts, [1.0] * 4)["w"] == pytest.approx([0.7, 0.7, 0.7])
-    assert clipped(updates, counts, [1.0, 3.0, 1.0, 9.0])["w"] == pytest.approx([(0.6 + 2.4) / 4, (1.8 + 0.8) / 4, 0.7])
+    assert clipped(updates, counts, [1.0, 3.0, 1.0, 9.0])["w"] == pytest.approx([(0.6 + 1.6) / 3, (1.2 + 0.8) / 3, 0.7])  # at most 2
 
 
 def test_trimming_grows_with_the_number_of_clients() -> None:

@@ -209,6 +209,17 @@ def test_a_site_says_what_is_missing_before_it_connects(fedloom_: Fedloom, place
     refused("There is no file", "federation.toml")
 
 
+def test_a_sites_folder_goes_on_with_its_own_federation_only(fedloom_: Fedloom, place: Path) -> None:
+    """Its memory and its last round are of other rounds than those it would be asked for."""
+    write_digits(place / "images")
+    folder = place / "at-north/digits/north"
+    folder.mkdir(parents=True)
+    (folder / "ledger.jsonl").write_text("")
+    check_refused(fedloom_("site", "north.toml"), DamagedRun, "does not say which federation", "Choose another folder")
+    (folder / "federation.json").write_text(json.dumps({"digest": "0" * 64}))
+    check_refused(fedloom_("site", "north.toml"), InvalidConfig, "under other settings", "choose another folder")
+
+
 def test_keys_of_another_kind(tmp_path: Path) -> None:
     key = rsa.generate_private_key(65537, 2048)
     (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -255,7 +266,7 @@ def test_a_folder_goes_on_with_its_own_federation_only(fedloom_: Fedloom, place:
     (folder / "state").mkdir(parents=True)
     agreement = read_agreement(place / "federation.toml")
     (folder / "config.toml").write_text("")
-    check_refused(fedloom_("serve", "federation.toml"), DamagedRun, "does not say which federation", "Use another server.folder")
+    check_refused(fedloom_("serve", "federation.toml"), DamagedRun, "does not say which federation", "Choose another server.folder")
     (folder / "federation.json").write_text(json.dumps({"name": "digits", "digest": "0" * 64}))
     check_refused(fedloom_("serve", "federation.toml"), InvalidConfig, "under other settings", "choose another server.folder")
     (folder / "federation.json").write_text(json.dumps({"digest": agreement.digest})[:-3])

@@ -16,12 +16,13 @@ from typing import Any
 
 from fedloom import config
 from fedloom.config import COMPONENT_PATHS, ENGINES, RunSettings, Settings
-from fedloom.core.errors import InvalidConfig
+from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.hardware import HardwareSettings
 from fedloom.core.settings import setting
 from fedloom.data.members import blank, unlabelled
 from fedloom.data.readers import Dataset
 from fedloom.engine.flower import RoundSettings
+from fedloom.files import write_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site
 
@@ -109,6 +110,21 @@ def read_site(path: Path) -> SiteSettings:
     folder = path.absolute().parent
     places: dict[str, Any] = {key: _beside(folder, getattr(site, key)) for key in ("federation", "authority", "key", "images", "folder")}
     return replace(site, **places)
+
+
+def keep_to(agreement: Agreement, folder: Path, used: bool, key: str) -> None:
+    """A folder goes on with the agreement it began with, and no other. used: something is in it already; key: the setting that names it."""
+    note = folder / "federation.json"
+    if not used:
+        write_file(note, (json.dumps({"name": agreement.members.name, "digest": agreement.digest}) + "\n").encode())
+        return
+    try:
+        known = json.loads(note.read_text())["digest"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedRun(f"{note} does not say which federation {folder} belongs to. Choose another {key}") from error
+    if known != agreement.digest:
+        cure = f"Put the old settings back, or choose another {key}"
+        raise InvalidConfig(f"{folder} holds rounds of this federation under other settings. {cure}", key=key)
 
 
 def _check(path: Path, members: Members) -> None:

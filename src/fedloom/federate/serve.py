@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -25,7 +24,7 @@ from fedloom.engine.seal import public_bytes, public_key
 from fedloom.engine.store import Store, pack_state
 from fedloom.engine.superlink import SuperLink, need_flower
 from fedloom.engine.wary import Wary
-from fedloom.federate.agreement import Agreement
+from fedloom.federate.agreement import Agreement, keep_to
 from fedloom.files import write_arrays
 from fedloom.methods.base import METHODS
 
@@ -53,7 +52,10 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
     initial = method.start(settings.seed)
     store.claim()
     try:
-        _check_folder(store, agreement)
+        known = (store.folder / "config.toml").exists()
+        keep_to(agreement, store.folder, known, "server.folder")
+        if not known:
+            store.write_text("config.toml", to_toml(settings))
         seconds, over = so_far(store)
         over = over and {entry.client for entry in store.read_ledger() if entry.final} >= set(agreement.sites)  # or some await their model
         run = Run(
@@ -104,22 +106,6 @@ def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult
         raise InvalidData(f"{images} does not have the classes that were agreed on: {odd[0]!r} differs. {cure}", folder=str(images))
     data = replace(settings.data, folder=str(images))
     return new_run(replace(settings, data=data), folder, watcher)
-
-
-def _check_folder(store: Store, agreement: Agreement) -> None:
-    """A folder goes on with the agreement it began with, and no other."""
-    note = store.folder / "federation.json"
-    if not (store.folder / "config.toml").exists():
-        store.write_text("federation.json", json.dumps({"name": agreement.members.name, "digest": agreement.digest}) + "\n")
-        store.write_text("config.toml", to_toml(agreement.settings))
-        return
-    try:
-        known = json.loads(note.read_text())["digest"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedRun(f"{note} does not say which federation {store.folder} belongs to. Use another server.folder") from error
-    if known != agreement.digest:
-        cure = "Put the old settings back, or choose another server.folder"
-        raise InvalidConfig(f"{store.folder} holds rounds of this federation under other settings. {cure}", key="server.folder")
 
 
 def _nobody(entry: LedgerEntry) -> NoReturn:

@@ -29,7 +29,7 @@ from fedloom.engine.visit import Books, Visited, visit
 from fedloom.engine.wire import finite, from_bytes, to_bytes
 from fedloom.exchange.export import to_onnx
 from fedloom.exchange.models import load_model
-from fedloom.federate.agreement import Agreement, SiteSettings, read_agreement
+from fedloom.federate.agreement import Agreement, SiteSettings, keep_to, read_agreement
 from fedloom.federate.statement import LOG, Departure, mend, statement
 from fedloom.files import append_lines, read_arrays, write_file
 from fedloom.methods.base import METHODS
@@ -52,7 +52,10 @@ def attend(settings: SiteSettings, say: Say) -> Path:
     store = Store(Path(settings.folder) / agreement.members.name / settings.name)
     store.claim()
     try:
+        keep_to(agreement, store.folder, (store.folder / "ledger.jsonl").exists(), "folder")
         desk = Desk(settings, agreement, key, store, say)
+        if desk.done:
+            say(f"{settings.name} took part in this federation to its end. To take part in another run of it, choose another folder")
         while not desk.done:
             with _connected(settings, key, say) as fleet:
                 say(f"{settings.name} is connected to {settings.server}")

@@ -45,8 +45,9 @@ TRIM = 0.2  # share of the clients that is left out at each end
 
 
 def clipped(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
-    """``coverage`` of shortened updates."""
-    return _ratio(_shortened(updates), _trained_by(updates, coverage), examples)
+    """``coverage`` of shortened updates, where nobody weighs more than the median client: examples, too, are only claimed."""
+    most = float(np.median(examples))
+    return _ratio(_shortened(updates), _trained_by(updates, coverage), [min(count, most) for count in examples])
 
 
 def median(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
