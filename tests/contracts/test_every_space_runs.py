@@ -94,7 +94,8 @@ def test_masked_search(fedloom_: Fedloom, tiny_file: Path, space: str, sampling:
             assert abs(masked_line[accuracy] - sliced_line[accuracy]) <= 1 / 4  # an image or two on the edge
 
 
-@spaces
+@pytest.mark.slow  # the parts are in CI, each in a test of its own and in the how-to page
+@pytest.mark.parametrize("space", [entry.name for entry in SPACES])
 def test_export_predict_draw_and_card(fedloom_: Fedloom, tiny_file: Path, space: str) -> None:
     assert fedloom_("run", tiny_file, f"space={space}", "rounds=1", "run.folder=it").code == 0
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save("image.png")
