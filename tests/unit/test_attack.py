@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedloom import assemble, config
+from fedloom.core.errors import BadReport
+from fedloom.core.messages import Instruction, Report
 from fedloom.data.readers import DataSettings, read
+from fedloom.engine.inline import InlineLink
+from fedloom.engine.run import Watcher
 from fedloom.maths.averaging import AVERAGING
 
 LIARS = (3, 7)
@@ -92,3 +99,51 @@ def test_robust_rules_lose_less_than_two_points(digits: Digits, honest: float, r
 @pytest.mark.parametrize("rule", ROBUST)
 def test_robust_rules_cost_little_where_nobody_lies(digits: Digits, honest: float, rule: str) -> None:
     assert accuracy_after(digits, rule, ()) > honest - 0.02
+
+
+# -- a federation that searches ---------------------------------------------------------------------
+
+SETTINGS = (
+    *("clients=10", "participants=10", "rounds=10", "split.rule=plato", "split.alpha=100", "split.size=480", "split.test_size=200"),
+    *("training.batch=32", "training.finetune_epochs=2", "budget.macs=160000"),  # soon trained, or rules that are only slower would lose
+    *("perfedsde.generator=random", "perfedsde.surrogate=none", "perfedsde.population=2", "perfedsde.iterations=2"),
+    *("perfedsde.offspring=1", "perfedsde.candidates=1", "perfedsde.archive_size=1"),
+)
+
+
+class Attacked(InlineLink):
+    """Lies reach the server; everything else is as ever."""
+
+    def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
+        return [self._sent(report) for report in super().exchange(instructions)]
+
+    def _sent(self, report: Report) -> Report:
+        if int(report.client.removeprefix("client-")) not in LIARS or not report.arrays:
+            return report
+        return replace(report, arrays={**report.arrays, "update": backwards(report.arrays["update"])})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_personal_models_under_attack(tmp_path: Path, nobody: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean test accuracy of the eight honest clients' personal models; run with -s to see them."""
+
+    def accuracy(rule: str, link: type[InlineLink]) -> float:
+        monkeypatch.setattr(assemble, "InlineLink", link)
+        folder = tmp_path / f"{rule}-{link.__name__}"
+        assemble.new_run(config.load("quickstart", [*SETTINGS, f"perfedsde.averaging={rule}"]), folder, nobody)
+        clients = json.loads((folder / "result.json").read_text())["clients"]
+        mean = float(np.mean([client["test_accuracy"] for number, client in enumerate(clients) if number not in LIARS]))
+        print(f"{rule:>12}, {'two liars' if link is Attacked else 'all honest'}: {mean:.1%}")
+        return mean
+
+    print()
+    honest = accuracy("coverage", InlineLink)
+    assert honest > 0.9
+    for rule in ROBUST:
+        assert accuracy(rule, Attacked) > honest - 0.02
+    try:
+        assert accuracy("coverage", Attacked) < honest - 0.2
+    except BadReport as error:  # what the honest train from it is not even finite
+        print(f"    coverage, two liars: {error}")
+        assert "did training diverge?" in str(error)
