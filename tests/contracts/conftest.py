@@ -26,7 +26,8 @@ def instances() -> Iterator[Any]:
         choices = [(item.name, value) for item in fields(tiny) for value in item.metadata["choices"] or ()]
         for name, value in choices or [("", "")]:
             settings = replace(tiny, **{name: value}) if name else tiny
-            yield pytest.param((space.make, supernet.make, settings), id=f"{space.name} {value}".strip())
+            marks = [] if settings == tiny else [pytest.mark.slow]  # CI takes the usual one of each space
+            yield pytest.param((space.make, supernet.make, settings), id=f"{space.name} {value}".strip(), marks=marks)
 
 
 @pytest.fixture(params=instances())

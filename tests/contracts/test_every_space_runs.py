@@ -33,7 +33,7 @@ CASES = [  # the flagship on every space, the others on their first; the rest in
         for name, own in METHOD_SPACES
         for number, space in enumerate(own)
     ),
-    *(pytest.param("perfedsde", limit, space.name, marks=marks(space.name)) for limit in ("budget", "weights") for space in SPACES),
+    *(pytest.param("perfedsde", limit, space.name, marks=pytest.mark.slow) for limit in ("budget", "weights") for space in SPACES),
 ]
 
 

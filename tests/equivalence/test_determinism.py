@@ -25,6 +25,7 @@ from fedloom.methods.base import METHODS
 
 Content = Callable[[Path], dict[str, Any]]
 EVERY_METHOD = [entry.name for entry in METHODS]
+FLAGSHIPS = [pytest.param(name, marks=pytest.mark.slow if name in ("spider", "hapfnas", "perfedrlnas") else []) for name in EVERY_METHOD]
 
 
 class Federated:
@@ -87,7 +88,7 @@ def test_the_same_seed_gives_the_same_run(
         assert one[name] == two[name], name
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD)
+@pytest.mark.parametrize("method", FLAGSHIPS)
 def test_a_run_leaves_the_global_generators_alone(method: str, tiny: Callable[..., Settings], nobody: Watcher, tmp_path: Path) -> None:
     """They are the caller's: a notebook that seeds them must not find them moved."""
     torch.manual_seed(5)
@@ -99,7 +100,7 @@ def test_a_run_leaves_the_global_generators_alone(method: str, tiny: Callable[..
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD)
+@pytest.mark.parametrize("method", FLAGSHIPS)
 def test_another_seed_gives_another_run(
     method: str, tiny: Callable[..., Settings], nobody: Watcher, content: Content, tmp_path: Path
 ) -> None:
@@ -129,7 +130,7 @@ def test_an_instruction_answered_twice_gives_the_same_report(method: str, tiny: 
         state = federated.method.absorb(state, first)
 
 
-@pytest.mark.parametrize("method", [pytest.param(n, marks=pytest.mark.slow if n in ("spider", "hapfnas") else []) for n in EVERY_METHOD])
+@pytest.mark.parametrize("method", FLAGSHIPS)
 def test_the_order_in_which_clients_answer_does_not_matter(
     method: str, tiny: Callable[..., Settings], content: Content, tmp_path: Path
 ) -> None:

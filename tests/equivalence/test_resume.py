@@ -182,7 +182,7 @@ def test_perfedsde_killed_between_checkpoints(record: Callable[..., Recorded], c
     check_steps(run, range(1, len(run.steps), 4), content, nobody)
 
 
-@pytest.mark.parametrize("source", ["evolution", "random"])
+@pytest.mark.parametrize("source", ["evolution", pytest.param("random", marks=pytest.mark.slow)])
 def test_perfedsde_with_other_candidates_killed_at_some_steps(
     record: Callable[..., Recorded], content: Content, nobody: Watcher, source: str
 ) -> None:

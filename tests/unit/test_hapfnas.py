@@ -331,7 +331,7 @@ def test_a_report_that_does_not_belong_to_its_network_is_refused(played: Played,
 
 
 # -- what travels ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("space", ["mobilenetv3", "darts", "nasvit"])
+@pytest.mark.parametrize("space", ["mobilenetv3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("darts", "nasvit"))])
 def test_bytes_are_those_of_the_network_in_question(tiny: Tiny, space: str) -> None:
     """The knowledge model both ways; the supernet down and a subnet up; a subnet both ways; a plain network down."""
     played = Played(tiny(OWN, f"space={space}", "rounds=3", "participants=3", "hapfnas.supernet_share=0.34"))
