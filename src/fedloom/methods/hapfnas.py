@@ -163,7 +163,8 @@ class Hapfnas:
         images = self.bench.server
         if images is None or len(images) < 2:
             raise InvalidConfig(
-                "hapfnas distils on images that the server holds, and it has none. Set split.server=0.1", key="split.server"
+                "hapfnas distils on images that the server holds, and it has none. Set split.server=0.1 (of sites: data.server)",
+                key="split.server",
             )
         return images
 
