@@ -37,7 +37,7 @@ def draws_of(supernet: Supernet[Any], kind: str) -> Draw:
     return supernet.space.fair if kind == "fair" else one_of(archive)
 
 
-@pytest.mark.parametrize("kind", ["archive", "fair"])
+@pytest.mark.parametrize("kind", ["archive", pytest.param("fair", marks=pytest.mark.slow)])
 def test_training(supernet: Supernet[Any], kind: str) -> None:
     weights, examples, draw = weights_of(supernet), examples_of(supernet, 16), draws_of(supernet, kind)
     sliced, masked = (
