@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedloom.files import write_file
+from fedloom.report.terminal import console as console
+from fedloom.report.terminal import say as say
 
-console = Console()
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
 PrintJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-
-
-def say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def write(target: Path, name: str, facts: Mapping[str, Any], pictures: Mapping[str, bytes], quiet: bool = False) -> None:

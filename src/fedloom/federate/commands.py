@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedloom.core.errors import Interrupted
 from fedloom.federate.agreement import read_agreement, read_site
@@ -16,12 +15,7 @@ from fedloom.federate.serve import serve as run_server
 from fedloom.federate.site import attend
 from fedloom.federate.site import join as join_alone
 from fedloom.report.live import LiveView
-
-console = Console()
-
-
-def say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+from fedloom.report.terminal import console, say
 
 
 def serve(
