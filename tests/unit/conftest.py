@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import foreign_support
+from federation_support import GOOD, SITE, SITES
 from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
+from fedloom.federate.certs import make_certificates
 from fedloom.generator.generator import AnyGenerator
 from pretrain_support import Told, pretrain
 
@@ -56,3 +58,28 @@ def unguided_darts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("made once") / "darts"
     pretrain(place, "guided=false", space="darts")
     return place / "generator.safetensors"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with an agreement, certificates and the file of a site."""
+    (tmp_path / "federation.toml").write_text(GOOD)
+    make_certificates(tmp_path / "certs", SITES, ["127.0.0.1"])
+    (tmp_path / "north.toml").write_text(SITE.format(name="north", port=1, onnx="false"))
+    return tmp_path
+
+
+@pytest.fixture
+def agreement_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes an agreement that is good but for these changes."""
+
+    def write(*changes: tuple[str, str], more: str = "") -> Path:
+        text = GOOD
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path = tmp_path / "federation.toml"
+        path.write_text(text + more)
+        return path
+
+    return write
