@@ -29,10 +29,11 @@ from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split, reserved, server_images
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.loop import Link
-from fedloom.engine.ray import RayLink, Simulation, cluster, workers
+from fedloom.engine.processes import ProcessesLink, worker_processes
+from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store
-from fedloom.engine.visit import Books
+from fedloom.engine.visit import Books, Simulation
 from fedloom.exchange.models import MODEL, make_supernet
 from fedloom.exchange.models import load_model as load_model  # part of what this module offers
 from fedloom.exchange.weights import starting_weights
@@ -205,8 +206,12 @@ def _linked(
         yield InlineLink(method, federation.names, federation.data_of, books, watcher.stage)
         return
     begin = partial(simulation, to_toml(settings), split.to_arrays(), {name: tensor.numpy() for name, tensor in bench.start.items()})
-    with workers(settings.components["ray"], bench.device.type == "cuda", begin) as made:
-        yield RayLink(federation.names, books, made, watcher.stage)
+    if settings.engine == "processes":
+        with worker_processes(settings.components["processes"].workers, begin) as made:
+            yield ProcessesLink(federation.names, books, made, watcher.stage)
+        return
+    with workers(settings.components["ray"], bench.device.type == "cuda", begin) as actors:
+        yield RayLink(federation.names, books, actors, watcher.stage)
 
 
 def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:

@@ -126,7 +126,7 @@ def compare(
         list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of all methods; seed is the first seed")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="how many seeds, each with a split of its own")] = 1,
-    jobs: Annotated[int, typer.Option(min=0, help="how many runs at a time; 0 is one per core, or one with a GPU or Ray")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="how many runs at a time; 0 is one per core, or one where a run itself takes more")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Run several methods on the same splits and compare them client by client.

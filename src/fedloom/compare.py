@@ -148,7 +148,7 @@ def _flat(settings: Settings) -> dict[str, Any]:
 def usual_jobs(settings: Settings) -> int:
     """As many processes as this one may use cores; one where they would share a GPU."""
     gpu = settings.components[settings.engine].device != "cpu" and torch.cuda.is_available()
-    return 1 if gpu or settings.engine == "ray" else usable_cores()  # Ray takes all cores for one run
+    return usable_cores() if settings.engine == "inline" and not gpu else 1  # the others take many cores for one run
 
 
 def usable_cores() -> int:

@@ -23,6 +23,7 @@ from fedloom.core.settings import setting
 from fedloom.data.readers import DataSettings
 from fedloom.data.splits import SplitSettings
 from fedloom.engine.inline import InlineSettings
+from fedloom.engine.processes import ProcessesSettings
 from fedloom.engine.ray import RaySettings
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
@@ -31,6 +32,7 @@ from fedloom.training.recipe import TrainingSettings
 
 ENGINES = {
     "inline": (InlineSettings, "all clients in this process, one after the other"),
+    "processes": (ProcessesSettings, "several clients at once, in processes of this machine; the same numbers"),
     "ray": (RaySettings, "clients spread over processes, GPUs and machines by Ray; the same numbers (extra ray)"),
 }
 

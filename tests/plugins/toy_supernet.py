@@ -44,9 +44,9 @@ class ToySupernet(Supernet[Toy]):
 
     def forward(self, images, weights, architecture, statistics=None):
         x = F.relu(normed(images, weights, "stem", statistics, stride=self.space.settings.stride))
-        for name, _, middle in self.space.blocks(architecture)[1]:
+        for name, *_ in self.space.blocks(architecture)[1]:
             y = F.relu(normed(x, weights, f"{name}.expand", statistics))
-            y = F.relu(normed(y, weights, f"{name}.depth", statistics, groups=middle))
+            y = F.relu(normed(y, weights, f"{name}.depth", statistics))
             x = x + normed(y, weights, f"{name}.project", statistics)
         return F.linear(x.mean((2, 3)), weights["classifier.weight"], weights["classifier.bias"])
 
@@ -61,7 +61,7 @@ class ToySupernet(Supernet[Toy]):
             near = torch.maximum(distance[:, None], distance) <= pick(KERNELS, genes[2 + block]) // 2
             kernel = weights[f"{name}.depth.conv.weight"] * near
             y = F.relu(normed(x, weights, f"{name}.expand", statistics, mask=inner))
-            y = F.relu(normed(y, weights, f"{name}.depth", statistics, kernel, groups=middle, mask=inner))
+            y = F.relu(normed(y, weights, f"{name}.depth", statistics, kernel, mask=inner))
             y = x + normed(y, weights, f"{name}.project", statistics, mask=outer)
             x = torch.where(depth > block, y, x)
         return F.linear(x.mean((2, 3)), weights["classifier.weight"], weights["classifier.bias"])

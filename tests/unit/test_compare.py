@@ -162,6 +162,7 @@ def test_one_run_per_core_and_one_on_a_gpu(tiny: Callable[..., Settings], monkey
     assert compare.usual_jobs(tiny("inline.device=cpu")) == 3
     assert compare.usual_jobs(tiny("inline.device=auto")) == 1
     assert compare.usual_jobs(tiny("engine=ray", "ray.device=cpu")) == 1  # it takes all cores for one run
+    assert compare.usual_jobs(tiny("engine=processes", "processes.device=cpu")) == 1
 
 
 # -- processes --------------------------------------------------------------------------------------------

@@ -15,20 +15,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedloom.core.client_site import ClientData, ClientMemory
+from fedloom.core.client_site import ClientMemory
 from fedloom.core.errors import ClientFailed, FedloomError, InvalidConfig, one_line
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import Instruction, Report
-from fedloom.core.method import Method
 from fedloom.core.settings import setting
-from fedloom.engine.visit import Books, Visited, visit
+from fedloom.engine.visit import Books, Simulation, Visited, visit
 
 ENVIRONMENT = {  # before Ray is imported
     "RAY_USAGE_STATS_ENABLED": "0",  # tells nobody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without a GPU leaves the environment as it is
     "RAY_worker_niceness": "0",  # otherwise workers wait for everything else on the machine
 }
-Simulation = tuple[Method[Any], Callable[[str], ClientData]]  # the method, and a client's data by name
 
 
 @dataclass(frozen=True)

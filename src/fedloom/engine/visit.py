@@ -17,6 +17,7 @@ from fedloom.core.result import LedgerEntry
 from fedloom.engine.store import Store
 
 NONE: Mapping[str, Hardware] = {}
+Simulation = tuple[Method[Any], Callable[[str], ClientData]]  # the client half of a run: the method, and a client's data by name
 
 
 @dataclass(frozen=True)

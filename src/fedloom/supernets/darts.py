@@ -21,7 +21,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.spaces.darts import DARTS, Cell, DARTSSettings, Layer, Part
 from fedloom.spaces.genotype import EDGES, INPUTS, KINDS, NODES
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
-from fedloom.supernets.elastic import EPS, Statistics, batch_norm, pointwise
+from fedloom.supernets.elastic import EPS, Statistics, batch_norm, convolved, pointwise
 
 WHOLE = slice(None)
 SMALL = 2**15  # numbers in a state up to which a few grouped kernels take less time (on a CPU down to half) than many single ones
@@ -187,9 +187,7 @@ def run_part(part: Part, x: Tensor, weights: Weights, statistics: Statistics | N
         if layer.kind == "rectify":
             x = F.relu(x)
         elif layer.kind == "convolve":
-            weight, reach = weights[f"{name}.weight"], layer.dilation * (layer.kernel // 2)
-            whole = layer.kernel == 1
-            x = pointwise(x, weight) if whole else F.conv2d(x, weight, None, layer.stride, reach, layer.dilation, layer.groups)
+            x = convolved(x, weights[f"{name}.weight"], layer.stride, layer.dilation)
         elif layer.kind == "halve":
             even, odd = _halves(x)
             x = torch.cat([pointwise(even, weights[f"{name}.even.weight"]), pointwise(odd, weights[f"{name}.odd.weight"])], 1)
@@ -229,8 +227,7 @@ def run_parts(parts: Sequence[Part], x: Tensor, weights: Weights) -> Sequence[Te
             if layer.kernel == 1:  # a product with zeros off the diagonal takes half the time of a grouped convolution
                 x = pointwise(x, torch.block_diag(*side_by_side(layer.name).flatten(1).chunk(many))[..., None, None])
             else:
-                reach = layer.dilation * (layer.kernel // 2)
-                x = F.conv2d(x, side_by_side(layer.name), None, layer.stride, reach, layer.dilation, many * layer.groups)
+                x = convolved(x, side_by_side(layer.name), layer.stride, layer.dilation)
         else:
             x = batch_norm(x, None, None, layer.name, None)
     return x.chunk(many, 1)

@@ -124,7 +124,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         """An inverted residual block; under masks, of its active channels and squeeze-excite units. Both activations keep 0 at 0."""
         act = F.relu if block.activation == "relu" else F.hardswish
         y = act(self._normed(x, weights, f"{block.name}.expand", statistics, mask=channels)) if block.expands else x
-        depth = {"kernel": kernel, "stride": block.stride, "groups": block.middle, "mask": channels}
+        depth = {"kernel": kernel, "stride": block.stride, "mask": channels}
         y = act(self._normed(y, weights, f"{block.name}.depth", statistics, **depth))
         y = squeezed(y, weights, f"{block.name}.squeeze", hidden) if block.squeeze else y
         every = None if channels is None else torch.ones(block.outputs, dtype=torch.bool, device=y.device)

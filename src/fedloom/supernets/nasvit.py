@@ -121,7 +121,7 @@ def _inverted(
     """The branch of an inverted residual block; masks: of its middle channels, squeeze-excite units and outputs."""
     middle, hidden, outputs = masks
     y = F.silu(normed(x, weights, f"{block.name}.expand", statistics, mask=middle)) if block.expands else x
-    y = F.silu(normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, block.middle, middle))
+    y = F.silu(normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, middle))
     y = squeezed(y, weights, f"{block.name}.squeeze", hidden) if block.squeeze else y
     return normed(y, weights, f"{block.name}.project", statistics, mask=outputs)
 

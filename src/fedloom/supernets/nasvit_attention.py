@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.spaces.nasvit import HEAD_WIDTH
-from fedloom.supernets.elastic import EPS
+from fedloom.supernets.elastic import EPS, convolved
 
 BRANCH = 8  # branches are multiplied by this number over the width
 
@@ -51,7 +51,7 @@ def attention(x: Tensor, weights: Mapping[str, Tensor], name: str, channels: Ten
     heads, side = width // HEAD_WIDTH, round(tokens**0.5)
     query, key = (_linear(x, weights, f"{name}.{layer}").reshape(count, tokens, heads, -1).transpose(1, 2) for layer in ("query", "key"))
     value = _linear(x, weights, f"{name}.value").transpose(1, 2).reshape(count, -1, side, side)
-    value = F.conv2d(value, weights[f"{name}.local.weight"], padding=1, groups=value.shape[1])
+    value = convolved(value, weights[f"{name}.local.weight"])
     value = value.reshape(count, heads, -1, tokens).transpose(2, 3)  # (n, heads, tokens, 32)
     mixes = [(weights[f"{name}.{layer}.weight"], weights[f"{name}.{layer}.bias"]) for layer in ("before", "after")]
     if channels is not None:

@@ -15,9 +15,9 @@ from fedloom.training.packed import Packed, flattened
 Input = Tensor | float
 
 
-# Calls of a step before it is captured. A capture takes about as long as this many eager steps (seconds, most of it the search for
-# fast convolutions), so whoever trains briefly does not pay for it, and nobody pays more than twice.
-WORTH_A_GRAPH = 100
+# Calls of a step before it is captured. A capture takes about as long as this many eager steps (its warm-up, and the search for fast
+# convolutions), so whoever trains briefly does not pay for it, and nobody pays more than twice.
+WORTH_A_GRAPH = 10
 KEPT = 8  # captured steps
 
 

@@ -56,8 +56,8 @@ Teacher = Callable[[Tensor], Tensor]  # normalised images -> (n, classes) logits
 Turn = tuple[Sequence[Architecture], Tensor, Tensor, float]  # subnets, images, labels, rate of one step
 
 
-def runs_masked(supernet: Supernet[Any], settings: TrainingSettings, device: torch.device) -> bool:
-    """Which execution ``training.execution`` means here; ``auto`` slices on a CPU."""
+def trains_masked(supernet: Supernet[Any], settings: TrainingSettings, device: torch.device) -> bool:
+    """Whether training runs masked; ``auto`` slices on a CPU."""
     return settings.execution == "masked" or (settings.execution == "auto" and device.type == "cuda" and supernet.masks_pay)
 
 
@@ -118,7 +118,7 @@ class Trainer:
                 steps.update(drawn)
                 yield drawn, images, labels, rate
 
-        masked = runs_masked(self.supernet, self.settings, examples.labels.device)
+        masked = trains_masked(self.supernet, self.settings, examples.labels.device)
         train = self._train_masked if masked else self._train_sliced
         return self._trained(train(weights, turns()), steps, self._batch(examples))
 

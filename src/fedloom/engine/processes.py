@@ -1,0 +1,124 @@
+"""Clients of a simulation in several processes of this machine.
+
+A network of this size keeps a GPU waiting for Python: several processes that share it wait less. Each worker reads the data once and then
+visits one client after the other. The run folder stays with the process that began the run: clients' memories travel to the worker and
+back. Reports are taken in the order of the instructions, so that a run is the same as with ``engine = inline`` and as many threads.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from fedloom.core.errors import ClientFailed, FedloomError, one_line
+from fedloom.core.messages import Instruction, Report
+from fedloom.core.settings import setting
+from fedloom.engine.visit import Books, Simulation, Visited, visit
+
+
+@dataclass(frozen=True)
+class ProcessesSettings:
+    workers: int = setting(4, "processes that train clients; more than participants have nothing to do before the end", low=1)
+    device: str = setting("auto", "where clients train: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only for equal thread counts", low=1)
+
+
+def work(begin: Callable[[], Simulation], connection: Connection) -> None:
+    """A worker's life. It says nothing when it is ready, then of every visit the names of its stages and what came of it; last an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the one that began the run decides
+    try:
+        method, data_of = begin()
+        connection.send(None)
+        while True:
+            instruction, memory, hardware = connection.recv()
+            connection.send(visit(method, instruction, data_of(instruction.client), memory, hardware, connection.send))
+    except (EOFError, BrokenPipeError):
+        pass  # the run is over
+    except Exception as error:
+        said = error if isinstance(error, FedloomError) else ClientFailed(f"A worker failed: {type(error).__name__}: {one_line(error)}")
+        said.add_note(traceback.format_exc())  # for --trace
+        connection.send(said)
+
+
+class ProcessesLink:
+    def __init__(
+        self, clients: Sequence[str], books: Books, workers: Sequence[Connection], stage: Callable[[str, str], None] | None = None
+    ) -> None:
+        self._clients, self._books, self._workers, self._stage = clients, books, workers, stage
+        self.at_once = len(workers)
+
+    def clients(self) -> Sequence[str]:
+        return self._clients
+
+    def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
+        waiting, idle = deque(range(len(instructions))), list(self._workers)
+        busy: dict[Connection, int] = {}  # with which instruction
+        visits: dict[int, Visited] = {}  # that are over, until those before them are
+        reports: list[Report | None] = []
+        while len(reports) < len(instructions):
+            while waiting and idle:
+                worker, place = idle.pop(), waiting.popleft()
+                busy[worker] = place
+                with alive(instructions[place].client):
+                    worker.send((instructions[place], *self._books.before(instructions[place])))
+            spoken = set(wait(list(busy)))
+            for worker in [worker for worker in busy if worker in spoken]:
+                client = instructions[busy[worker]].client
+                word = heard(worker, client)
+                if isinstance(word, Visited):
+                    visits[busy.pop(worker)] = word
+                    idle.append(worker)
+                elif self._stage:
+                    self._stage(client, word)
+            while len(reports) in visits:
+                reports.append(self._books.keep(instructions[len(reports)], visits.pop(len(reports))))
+        return [report for report in reports if report is not None]
+
+
+def heard(worker: Connection, client: str = "") -> Any:
+    """The next word of a worker; an error is raised as if it had happened here."""
+    with alive(client):
+        word = worker.recv()
+    if isinstance(word, FedloomError):
+        raise word
+    return word
+
+
+@contextmanager
+def alive(client: str) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        where, cure = f"{client}: " if client else "", "Often memory ran out: set fewer processes.workers"
+        raise ClientFailed(f"{where}a worker died. {cure} and continue with `fedloom resume`", client=client) from error
+
+
+@contextmanager
+def worker_processes(count: int, begin: Callable[[], Simulation]) -> Iterator[list[Connection]]:
+    """Ways to speak with workers that are ready; they end with the block. Each is a fresh interpreter: a GPU cannot be shared by a fork."""
+    fresh = multiprocessing.get_context("spawn")
+    made, ours = [], []
+    try:
+        for number in range(count):
+            here, there = fresh.Pipe()
+            process = fresh.Process(target=work, args=(begin, there), name=f"fedloom-worker-{number}", daemon=True)
+            process.start()
+            there.close()  # theirs alone, so that their end is heard here
+            made.append(process)
+            ours.append(here)
+        for connection in ours:
+            heard(connection)
+        yield ours
+    finally:
+        for process in made:
+            process.terminate()
+        for process, connection in zip(made, ours, strict=True):
+            process.join()
+            connection.close()
