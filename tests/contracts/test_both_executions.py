@@ -132,3 +132,14 @@ def test_scoring_in_pieces(supernet: Supernet[Any], monkeypatch: pytest.MonkeyPa
     for one, other in zip(whole, scorer.score_subnets(weights, architectures, examples, train), strict=True):
         assert other.architecture == one.architecture
         assert other.score.loss == pytest.approx(one.score.loss, rel=1e-4)
+
+
+def test_scores_are_masked_where_many_small_networks_fit_at_once(supernet: Supernet[Any]) -> None:
+    def masks(execution: str, images: int, device: str = "cuda") -> bool:
+        scorer = Scorer(supernet, TrainingSettings(execution=execution), PIXELS)
+        assert scorer.at_once(images) >= 1
+        return scorer.masks(images, torch.device(device))
+
+    assert masks("auto", 1) == supernet.masks_pay
+    assert not masks("auto", 10**6) and not masks("auto", 1, "cpu")
+    assert masks("masked", 10**6, "cpu") and not masks("sliced", 1)

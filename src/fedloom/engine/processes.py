@@ -1,8 +1,8 @@
 """Clients of a simulation in several processes of this machine.
 
-A network of this size keeps a GPU waiting for Python: several processes that share it wait less. Each worker reads the data once and then
-visits one client after the other. The run folder stays with the process that began the run: clients' memories travel to the worker and
-back. Reports are taken in the order of the instructions, so that a run is the same as with ``engine = inline`` and as many threads.
+For machines with many cores; processes that share a GPU gain where Python is slower than the GPU. Each worker reads the data once and
+then visits one client after the other. The run folder stays with the process that began the run: clients' memories travel to the worker
+and back. Reports are taken in the order of the instructions, so that a run is the same as with ``engine = inline`` and as many threads.
 """
 
 from __future__ import annotations

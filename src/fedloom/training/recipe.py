@@ -24,7 +24,7 @@ class TrainingSettings:
     finetune_epochs: int = setting(10, "epochs of local fine-tuning at the end; 0 is off", low=0)
     finetune_rates: tuple[float, ...] = setting((0.02, 0.005, 0.001), "rates tried for it; the best on validation data is kept", low=0)
     execution: str = setting(
-        "auto", "how subnets run: sliced, masked (static shapes), or masked only to train on a GPU", choices=("auto", "sliced", "masked")
+        "auto", "how subnets run: sliced, masked (static shapes), or on a GPU masked where that pays", choices=("auto", "sliced", "masked")
     )
 
 
