@@ -34,7 +34,7 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "text.parse_math": False,  # names may hold a dollar sign
     "font.size": 7.8,
-    "axes.titlesize": 7.8,
+    "figure.titlesize": 7.8,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -161,6 +161,7 @@ def _drawn(figure: Figure, kind: str, titled: bool, **saving: Any) -> bytes:
     # slow to import, needed here only
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
+    from matplotlib.ticker import MaxNLocator
 
     with rc_context({**STYLE, "svg.hashsalt": figure.key}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # in names; the page's reader may have it
@@ -170,8 +171,10 @@ def _drawn(figure: Figure, kind: str, titled: bool, **saving: Any) -> bytes:
         figure.fill(axes)
         axes.set_xlabel(plain(figure.horizontal))
         axes.set_ylabel(plain(figure.vertical))
-        if titled:
-            axes.set_title(plain(figure.title), loc="left", weight="bold")
+        if figure.horizontal.unit == "number":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if titled:  # above the axes' legend, where that stands on top
+            canvas.suptitle(plain(figure.title), x=0.01, ha="left", weight="bold")
         file = BytesIO()
         canvas.savefig(file, format=kind, **saving)
     return file.getvalue()
