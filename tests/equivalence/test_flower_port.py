@@ -20,9 +20,10 @@ import pytest
 
 from federation_support import FEDERATION, SITE, SITES, TINY, write_digits
 from fedloom.core.errors import ConnectionRefused, InvalidConfig, UnusableFormat
+from fedloom.engine import fleet
 from fedloom.engine.fleet import Fleet
 from fedloom.engine.seal import private_key, public_bytes, public_key
-from fedloom.engine.superlink import FLOWER, SLACK, Reply, SuperLink, need_flower, split_address
+from fedloom.engine.superlink import FLOWER, SLACK, TRIES, Reply, SuperLink, need_flower, split_address
 from fedloom.federate.certs import make_certificates
 from support import Fedloom, check_refused
 
@@ -252,6 +253,31 @@ def test_an_oversized_reply_is_not_taken(port: Port, north: Fleet) -> None:
     north.reply(b"x" * (MOST + 1))
     (reply,) = port.answered(message)
     assert reply.error == "its reply is not readable (3,145,729 bytes, more than the 3,145,728 that are accepted)" and reply.data == b""
+
+
+def test_a_reply_without_end_is_broken_off(port: Port, north: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower takes any number of parts and keeps them until somebody asks for them; a question is worth three answers of the largest size."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    def endless(data: bytes) -> Any:
+        parts = {str(n): Array(dtype="uint8", shape=(MOST,), stype="fedloom", data=os.urandom(MOST)) for n in range(3 * TRIES)}
+        return RecordDict({"message": ArrayRecord(parts)})
+
+    message = port.link.send("north", b"x")
+    received(north)
+    with monkeypatch.context() as patch, pytest.raises(ConnectionRefused, match="this site has sent too much since it was asked"):
+        patch.setattr(fleet, "as_record", endless)
+        north.reply(b"")
+    store: Any = port.link._state.object_store
+    assert sum(len(entry.content) for entry in store.store.values()) < (TRIES + 2) * (MOST + SLACK)
+    assert port.said and all(line.startswith("Refused a request (push-object) from 127.0.0.1: its site has sent 1") for line in port.said)
+    port.link.forget([message])
+    assert len(store) == 0  # the next question finds an empty house
+    again = port.link.send("north", b"y")
+    while received(north) != b"y":
+        pass
+    north.reply(b"in time")
+    assert port.answered(again) == [Reply(again, "north", b"in time")]
 
 
 def test_a_reply_that_is_announced_and_does_not_come_holds_up_nobody(

@@ -145,6 +145,8 @@ class Fleet:
 def _why(status: int) -> str:
     if status == 413:
         return "The server refused the report: it is larger than the federation accepts"
+    if status == 429:
+        return "The server refused the report: this site has sent too much since it was asked"
     if status == 401:
         return "The server does not accept this site's signature: the clocks differ (this site's may be at most 5 seconds ahead)"
     if status == 403:

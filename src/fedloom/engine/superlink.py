@@ -30,6 +30,7 @@ QUIET = {  # Flower calls home and looks for updates unless told otherwise
     "FLWR_DISABLE_UPDATE_CHECK": "1",
 }
 SLACK = 1 << 20  # bytes of a request beside its payload
+TRIES = 3  # times that a site may send its reply to one message, should the network break
 LIFETIME = 30 * 24 * 3600.0  # seconds a message may wait; rounds end by timeouts of our own
 
 Scope = MutableMapping[str, Any]
@@ -83,7 +84,9 @@ class SuperLink:
         # Registered here and nowhere else: the port has no way to add a key.
         self._node_of = {name: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0) for name, public in sites.items()}
         self._site_of = {node: name for name, node in self._node_of.items()}
-        self._keys = set(sites.values())
+        self._keys = dict(sites)
+        self._taken = dict.fromkeys(sites.values(), 0)  # bytes of replies, by key, since the site was last asked
+        self._waiting: set[str] = set()  # messages that an answer may still come to
         self._arriving: dict[str, Any] = {}  # replies that are announced, parts of which are still on their way
         self._run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
         (self._task,) = (task.task_id for task in state.get_tasks(run_ids=[self._run]))
@@ -125,6 +128,8 @@ class SuperLink:
         stored, missing = self._state.store_message_and_object_tree(remove_content_from_message(message), get_object_tree(message), session)
         if not stored:
             return ""
+        self._taken[self._keys[site]] = 0
+        self._waiting.add(str(message.metadata.message_id))
         for name, item in get_all_nested_objects(message).items():
             if name in missing:
                 self._state.store_object(self._run, session, name, item.deflate())
@@ -140,6 +145,7 @@ class SuperLink:
         there = [answer for answer in answers if answer is not None]
         for answer in there:
             del self._arriving[answer.message]
+        self._done({answer.message for answer in there})
         return there
 
     def forget(self, messages: Collection[str]) -> None:
@@ -150,6 +156,13 @@ class SuperLink:
             for name in (message, reply.metadata.message_id if reply else message):
                 with suppress(Exception):  # it may be gone already
                     self._state.object_store.delete(name)
+        self._done(messages)
+
+    def _done(self, messages: Collection[str]) -> None:
+        """Nothing is kept while nobody is waited for: not what was sent to sites that have left, nor what came without being asked for."""
+        self._waiting -= set(messages)
+        if not self._waiting:
+            self._state.object_store.clear()
 
     def _reply(self, message: Any) -> Reply | None:
         """What a message says, or nothing while a part of it is on its way."""
@@ -242,6 +255,7 @@ class SuperLink:
         from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
         most = self._most + SLACK
+        enough = TRIES * most
 
         async def guard(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
@@ -257,8 +271,11 @@ class SuperLink:
 
             if not scope["path"].startswith("/v1/fleet/"):
                 return await refuse(404, "there is no such thing here")
-            if not self._knows(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b"")):
+            key = decoded(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b""))
+            if key not in self._taken:  # whether a request is signed with the key that it names Flower checks
                 return await refuse(403, "its key is not registered")
+            if what in REPLIES and self._taken[key] >= enough:
+                return await refuse(429, f"its site has sent {self._taken[key]:,} bytes since it was asked")
             if not length.isdigit() or int(length) > most:
                 return await refuse(413, f"it has {length.decode('latin-1')[:20]} bytes, {more_than(most)}")
 
@@ -275,6 +292,8 @@ class SuperLink:
                     message["status"] = status = 413 if read > most else message["status"]
                     why = more_than(most) if read > most else REFUSALS.get(status, f"Flower says {status}")
                     self._say(f"Refused a request ({what}) from {who}: {why}")
+                elif message["type"] == "http.response.start" and what in REPLIES:
+                    self._taken[key] += read
                 await send(message)
 
             await app(scope, counted, watched)
@@ -283,13 +302,6 @@ class SuperLink:
 
     def _say(self, text: str) -> None:
         self._tell(printable(text))  # a stranger's words are part of some lines
-
-    def _knows(self, key: bytes) -> bool:
-        """Whether a request says it is from a registered site; Flower then checks that it is signed with that key."""
-        try:
-            return base64.b64decode(key, validate=True) in self._keys
-        except (binascii.Error, ValueError):
-            return False
 
     def _stay_alive(self) -> None:
         while self._open:
@@ -302,10 +314,19 @@ class SuperLink:
         self._thread.join(timeout=10)
 
 
+REPLIES = ("push-messages", "push-object")  # requests whose bytes stay in memory until somebody asks for them
 REFUSALS = {  # by what Flower says
     401: "it is not signed with the key it names, or the clocks differ",
     412: "its site is connected already, or not any more",
 }
+
+
+def decoded(key: bytes) -> bytes:
+    """A public key in a header; empty if it is none."""
+    try:
+        return base64.b64decode(key, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
 
 
 def more_than(most: int) -> str:
