@@ -256,7 +256,7 @@ def test_an_oversized_reply_is_not_taken(port: Port, north: Fleet) -> None:
 
 
 def test_a_reply_without_end_is_broken_off(port: Port, north: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower takes any number of parts and keeps them until somebody asks for them; a question is worth three answers of the largest size."""
+    """Flower takes any number of parts and keeps them until somebody asks; a question is worth three answers of the largest size."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
     def endless(data: bytes) -> Any:
