@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +21,7 @@ from fedloom.core.client_site import ClientMemory
 from fedloom.core.errors import ClientFailed, InvalidConfig, InvalidData
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import TRAIN, Instruction
-from fedloom.engine.processes import ProcessesLink, worker_processes
+from fedloom.engine.processes import ProcessesLink, heard, worker_processes
 from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
 
@@ -106,3 +110,32 @@ def test_a_worker_that_cannot_begin(fails: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=fails), worker_processes(2, partial(begin, fails)):
         raise AssertionError("no worker is ready")
     assert not multiprocessing.active_children()
+
+
+class Slow:
+    def answer(self, instruction: Instruction, site: Any) -> Any:
+        while True:
+            with site.clock("wait"):
+                time.sleep(0.01)
+
+
+def slowly() -> Any:
+    return Slow(), str
+
+
+def killed(begin: Any) -> None:
+    """A run that ends without a word while its worker is in the middle of a visit."""
+    with worker_processes(1, begin) as made:
+        made[0].send((Instruction("slow", 0, TRAIN, 0), ClientMemory(), Hardware()))
+        heard(made[0])  # the first stage
+        print(multiprocessing.active_children()[0].pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_ends_with_the_run_and_in_silence() -> None:
+    program = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import test_processes as t; t.killed(t.slowly)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    status, until = Path(f"/proc/{int(run.stdout)}/stat"), time.monotonic() + 10
+    while (alive := status.exists() and status.read_text().split()[2] != "Z") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive and run.stderr == ""

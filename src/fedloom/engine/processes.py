@@ -12,7 +12,7 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -44,7 +44,8 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
     except Exception as error:
         said = error if isinstance(error, FedloomError) else ClientFailed(f"A worker failed: {type(error).__name__}: {one_line(error)}")
         said.add_note(traceback.format_exc())  # for --trace
-        connection.send(said)
+        with suppress(BrokenPipeError):  # the run may be gone in the middle of a visit
+            connection.send(said)
 
 
 class ProcessesLink:
