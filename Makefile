@@ -40,7 +40,7 @@ check: $(TEST_READY) lint
 	$(PYTEST) -q -n $(WORKERS) --dist worksteal tests/unit tests/properties
 
 slow: $(TEST_READY)
-	$(PYTEST) -q -m slow --timeout 1800 || [ $$? -eq 5 ]  # 5: there are none
+	$(PYTEST) -q -m "slow and not gpu" --timeout 1800 || [ $$? -eq 5 ]  # 5: there are none
 
 network: $(TEST_READY)
 	$(PYTEST) -q -m network --timeout 600

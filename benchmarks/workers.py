@@ -1,12 +1,12 @@
-"""How much faster is a simulation with two Ray workers than in one process, and what does a task cost?
+"""How much faster is a simulation with two workers (engine=processes, engine=ray) than in one process, and what does a task cost?
 
-    python benchmarks/ray.py [--workers 2] [--repeats 3] [--set key=value]
+    python benchmarks/workers.py [--workers 2] [--repeats 3] [--set key=value]
 
 Speed-up: the rounds of `quickstart` (PerFedSDE-NAS, all twelve clients in each) after the first, in which workers load what they need, and
 without final participations; one thread per worker, against one process with one thread, in turn. The results are compared too: they
 are equal. At least 1.7 is expected of two workers, on two cores that nothing else uses: the record says how busy they were before.
-Overhead: a method whose clients answer at once, so that all there is to see is Ray: seconds per task, with an empty message and with
-25 MB that all tasks of a round share.
+Overhead: a method whose clients answer at once, so that all there is to see is the engine: seconds per task, with an empty message and
+with 25 MB that all tasks of a round share.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from fedloom.core.client_site import ClientMemory
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import TRAIN, Instruction, Report
 from fedloom.core.method import Answer
+from fedloom.engine.loop import Link
+from fedloom.engine.processes import ProcessesLink, worker_processes
 from fedloom.engine.ray import RayLink, RaySettings, cluster, workers
 from fedloom.engine.visit import Visited
 
-RESULT = Path(__file__).parent / "results" / "ray.json"
+RESULT = Path(__file__).parent / "results" / "workers.json"
 SETTINGS = ["participants=12", "rounds=4", "training.finetune_epochs=0"]
 TASKS = 40  # in a round of the method that does nothing
 
@@ -79,13 +81,28 @@ def rounds(overrides: list[str]) -> tuple[float, dict[str, Any]]:
     return watch.ends[-1] - watch.ends[0], json.loads(result.to_json())["accuracy"]
 
 
-def idle(link: RayLink, megabytes: int) -> float:
+def idle(link: Link, megabytes: int) -> float:
     """Seconds per task."""
     shared = {"w": np.zeros(megabytes * 250_000, np.float32)}
     asked = [Instruction(f"client-{number}", 0, TRAIN, 0, {"weights": shared}) for number in range(TASKS)]
     start = time.perf_counter()
     assert len(link.exchange(asked)) == TASKS
     return (time.perf_counter() - start) / TASKS
+
+
+def nothing() -> Any:
+    return Idle(), str
+
+
+def seconds_per_task(count: int) -> dict[str, dict[str, float]]:
+    def measured(link: Link) -> dict[str, float]:
+        return {f"{size} MB": statistics.median(idle(link, size) for _ in range(5)) for size in (0, 25)}
+
+    with worker_processes(count, nothing) as made:
+        processes = measured(ProcessesLink(["client-0"], NoBooks(), made))  # type: ignore[arg-type]
+    own = RaySettings(workers=count)
+    with cluster(own, False), workers(own, False, nothing) as actors:
+        return {"processes": processes, "ray": measured(RayLink(["client-0"], NoBooks(), actors))}  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -98,21 +115,23 @@ def main() -> None:
     load = os.getloadavg()[0]  # of the last minute
     if load > 0.5:
         print(f"The machine is busy (load {load:.1f}): what is measured now says little about two free cores", flush=True)
-    sys.path = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]  # ray is not this file
-    engines = {"inline": ["inline.threads=1"], "ray": ["engine=ray", f"ray.workers={arguments.workers}"]}
+    two = arguments.workers
+    engines = {
+        "inline": ["inline.threads=1"],
+        "processes": ["engine=processes", f"processes.workers={two}"],
+        "ray": ["engine=ray", f"ray.workers={two}"],
+    }
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(arguments.repeats):
         found = {}
         for name, own in engines.items():
             seconds, found[name] = rounds([*own, *arguments.set])
             times[name].append(seconds)
-            print(f"{name:7} {seconds:.2f} s", flush=True)
-        assert found["inline"] == found["ray"], found
-    own = RaySettings(workers=arguments.workers)
-    with cluster(own, False), workers(own, False, lambda: (Idle(), lambda name: None)) as made:  # type: ignore[arg-type, return-value]
-        link = RayLink(["client-0"], NoBooks(), made)  # type: ignore[arg-type]
-        tasks = {f"{size} MB": statistics.median(idle(link, size) for _ in range(5)) for size in (0, 25)}
-    ratios = [inline / ray for inline, ray in zip(times["inline"], times["ray"], strict=True)]
+            print(f"{name:9} {seconds:.2f} s", flush=True)
+        assert found["inline"] == found["processes"] == found["ray"], found
+    ratios = {
+        name: [inline / own for inline, own in zip(times["inline"], times[name], strict=True)] for name in ("processes", "ray")
+    }
     record = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(torch.device("cpu")),
@@ -120,8 +139,10 @@ def main() -> None:
         "load_before": load,
         "workers": arguments.workers,
         "seconds_of_rounds": times,
-        "speed_up": {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)},
-        "seconds_per_task": tasks,
+        "speed_up": {
+            name: {"median": statistics.median(found), "lowest": min(found), "highest": max(found)} for name, found in ratios.items()
+        },
+        "seconds_per_task": seconds_per_task(two),
     }
     print(json.dumps({name: record[name] for name in ("speed_up", "seconds_per_task")}, indent=2))
     RESULT.write_text(json.dumps(record, indent=2) + "\n")
