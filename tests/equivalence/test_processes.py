@@ -126,7 +126,7 @@ def slowly() -> Any:
 def killed(begin: Any) -> None:
     """A run that ends without a word while its worker is in the middle of a visit."""
     with worker_processes(1, begin) as made:
-        made[0].send((Instruction("slow", 0, TRAIN, 0), ClientMemory(), Hardware()))
+        made[0].send((Instruction("slow", 0, TRAIN, 0), {}, ClientMemory(), Hardware()))
         heard(made[0])  # the first stage
         print(multiprocessing.active_children()[0].pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -8,17 +8,20 @@ and back. Reports are taken in the order of the instructions, so that a run is t
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedloom.core.errors import ClientFailed, FedloomError, one_line
-from fedloom.core.messages import Instruction, Report
+from fedloom.core.messages import Arrays, Instruction, Report, frozen
 from fedloom.core.settings import setting
 from fedloom.engine.visit import Books, Simulation, Visited, visit
 
@@ -37,7 +40,8 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
         method, data_of = begin()
         connection.send(None)
         while True:
-            instruction, memory, hardware = connection.recv()
+            instruction, lying, memory, hardware = connection.recv()
+            instruction = replace(instruction, arrays={name: frozen(pickle.loads(file.read_bytes())) for name, file in lying.items()})
             connection.send(visit(method, instruction, data_of(instruction.client), memory, hardware, connection.send))
     except (EOFError, BrokenPipeError):
         pass  # the run is over
@@ -59,6 +63,11 @@ class ProcessesLink:
         return self._clients
 
     def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
+        with shared({id(group): group for instruction in instructions for group in instruction.arrays.values()}) as places:
+            return self._exchange(instructions, places)
+
+    def _exchange(self, instructions: Sequence[Instruction], places: Mapping[int, Path]) -> list[Report]:
+        """places: where each group of arrays lies that instructions of this round share."""
         waiting, idle = deque(range(len(instructions))), list(self._workers)
         busy: dict[Connection, int] = {}  # with which instruction
         visits: dict[int, Visited] = {}  # that are over, until those before them are
@@ -68,7 +77,7 @@ class ProcessesLink:
                 worker, place = idle.pop(), waiting.popleft()
                 busy[worker] = place
                 with alive(instructions[place].client):
-                    worker.send((instructions[place], *self._books.before(instructions[place])))
+                    worker.send(self._task(instructions[place], places))
             spoken = set(wait(list(busy)))
             for worker in [worker for worker in busy if worker in spoken]:
                 client = instructions[busy[worker]].client
@@ -81,6 +90,21 @@ class ProcessesLink:
             while len(reports) in visits:
                 reports.append(self._books.keep(instructions[len(reports)], visits.pop(len(reports))))
         return [report for report in reports if report is not None]
+
+
+    def _task(self, instruction: Instruction, places: Mapping[int, Path]) -> tuple[Any, ...]:
+        lying = {name: places[id(group)] for name, group in instruction.arrays.items()}
+        return replace(instruction, arrays={}), lying, *self._books.before(instruction)
+
+
+@contextmanager
+def shared(groups: Mapping[int, Arrays]) -> Iterator[dict[int, Path]]:
+    """Groups of arrays in files, for as long as the block: a supernet goes to many clients, and is packed once."""
+    with TemporaryDirectory(prefix="fedloom-") as folder:
+        places = {key: Path(folder) / str(number) for number, key in enumerate(groups)}
+        for key, group in groups.items():
+            places[key].write_bytes(pickle.dumps(dict(group), protocol=pickle.HIGHEST_PROTOCOL))
+        yield places
 
 
 def heard(worker: Connection, client: str = "") -> Any:
