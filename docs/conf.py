@@ -16,7 +16,7 @@ NAVIGATION = {
         "how-to/analyses",
         "how-to/budgets",
         "how-to/hardware",
-        "how-to/ray",
+        "how-to/workers",
         "how-to/federation",
         "how-to/own-space",
         "how-to/foreign-weights",

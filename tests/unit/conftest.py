@@ -13,6 +13,7 @@ import foreign_support
 from federation_support import GOOD, SITE, SITES
 from fedloom.assemble import new_run
 from fedloom.config import Settings
+from fedloom.engine import flower
 from fedloom.engine.run import Watcher
 from fedloom.federate.certs import make_certificates
 from fedloom.generator.generator import AnyGenerator
@@ -83,3 +84,10 @@ def agreement_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that looks for answers, and asks again, at once."""
+    monkeypatch.setattr(flower, "GLANCE", 0.001)
+    monkeypatch.setattr(flower, "AGAIN", 0.02)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedloom.core.messages import TRAIN
-from fedloom.engine import flower
 from fedloom.engine.loop import say_farewell
 from fedloom.engine.seal import signed
 from fedloom.engine.superlink import Reply
@@ -32,12 +31,7 @@ from toy_federation import (
     with_update,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "GLANCE", 0.001)
-    monkeypatch.setattr(flower, "AGAIN", 0.02)
-
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 

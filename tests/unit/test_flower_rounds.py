@@ -20,12 +20,7 @@ from toy_federation import (
     same,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "GLANCE", 0.001)
-    monkeypatch.setattr(flower, "AGAIN", 0.02)
-
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 

@@ -15,7 +15,6 @@ from fedloom.config import Settings
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Instruction, Report, frozen
 from fedloom.data.readers import read
-from fedloom.engine import flower
 from fedloom.engine.flower import RoundSettings
 from fedloom.engine.wire import from_bytes
 from fedloom.methods.base import METHODS
@@ -32,12 +31,7 @@ from toy_federation import (
     with_update,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "GLANCE", 0.001)
-    monkeypatch.setattr(flower, "AGAIN", 0.02)
-
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 

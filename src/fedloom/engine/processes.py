@@ -8,7 +8,6 @@ and back. Reports are taken in the order of the instructions, so that a run is t
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import signal
 import traceback
 from collections import deque
@@ -20,10 +19,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from fedloom.core.errors import ClientFailed, FedloomError, one_line
 from fedloom.core.messages import Arrays, Instruction, Report, frozen
 from fedloom.core.settings import setting
 from fedloom.engine.visit import Books, Simulation, Visited, visit
+
+Place = tuple[Path, tuple[str, ...]]  # a file with arrays, and their names in order
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
         connection.send(None)
         while True:
             instruction, lying, memory, hardware = connection.recv()
-            instruction = replace(instruction, arrays={name: frozen(pickle.loads(file.read_bytes())) for name, file in lying.items()})
+            instruction = replace(instruction, arrays={name: unpacked(*place) for name, place in lying.items()})
             connection.send(visit(method, instruction, data_of(instruction.client), memory, hardware, connection.send))
     except (EOFError, BrokenPipeError):
         pass  # the run is over
@@ -66,7 +70,7 @@ class ProcessesLink:
         with shared({id(group): group for instruction in instructions for group in instruction.arrays.values()}) as places:
             return self._exchange(instructions, places)
 
-    def _exchange(self, instructions: Sequence[Instruction], places: Mapping[int, Path]) -> list[Report]:
+    def _exchange(self, instructions: Sequence[Instruction], places: Mapping[int, Place]) -> list[Report]:
         """places: where each group of arrays lies that instructions of this round share."""
         waiting, idle = deque(range(len(instructions))), list(self._workers)
         busy: dict[Connection, int] = {}  # with which instruction
@@ -92,19 +96,25 @@ class ProcessesLink:
         return [report for report in reports if report is not None]
 
 
-    def _task(self, instruction: Instruction, places: Mapping[int, Path]) -> tuple[Any, ...]:
+    def _task(self, instruction: Instruction, places: Mapping[int, Place]) -> tuple[Any, ...]:
         lying = {name: places[id(group)] for name, group in instruction.arrays.items()}
         return replace(instruction, arrays={}), lying, *self._books.before(instruction)
 
 
 @contextmanager
-def shared(groups: Mapping[int, Arrays]) -> Iterator[dict[int, Path]]:
+def shared(groups: Mapping[int, Arrays]) -> Iterator[dict[int, Place]]:
     """Groups of arrays in files, for as long as the block: a supernet goes to many clients, and is packed once."""
     with TemporaryDirectory(prefix="fedloom-") as folder:
-        places = {key: Path(folder) / str(number) for number, key in enumerate(groups)}
-        for key, group in groups.items():
-            places[key].write_bytes(pickle.dumps(dict(group), protocol=pickle.HIGHEST_PROTOCOL))
+        places = {key: (Path(folder) / str(number), tuple(group)) for number, (key, group) in enumerate(groups.items())}
+        for key, (file, _) in places.items():
+            save_file({name: np.asarray(array, order="C") for name, array in groups[key].items()}, file)
         yield places
+
+
+def unpacked(file: Path, names: Sequence[str]) -> Arrays:
+    """In the order of names: a file has one of its own, and sums depend on it."""
+    found = load_file(file)
+    return frozen({name: found[name] for name in names})
 
 
 def heard(worker: Connection, client: str = "") -> Any:
