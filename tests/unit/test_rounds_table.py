@@ -29,4 +29,13 @@ def test_a_record_becomes_a_row(tmp_path: Path) -> None:
     first, second, third = rounds.table(tmp_path).splitlines()[2:]
     assert first.startswith("| MobileNetV3 | not measured yet |") and second.startswith("| DARTS | not measured yet |")
     assert third.startswith("| NASViT | 3.0 % | 8.0 % | 13.0 % | 18.0 % | 5 | 2.5 | 0.12 |")
+    unfinished = {**record, "rounds": 7, "course": record["course"][:7]}
+    (tmp_path / "cifar10-paper-darts.json").write_text(json.dumps(unfinished))
+    second = rounds.table(tmp_path).splitlines()[3]
+    assert second.startswith("| DARTS | 3.0 % | 6.5 % (2 of 5) |  |  | 5 | 7.1 |")
     assert len({line.count("|") for line in (first, second, third)}) == 1
+
+
+def test_the_docs_have_the_figure_of_the_records() -> None:
+    drawn = rounds.pictures(rounds.curves(ROOT / "benchmarks" / "results"), ["svg"])["svg"]
+    assert drawn == (ROOT / "docs" / "explain" / "figures" / "rounds.svg").read_bytes()
