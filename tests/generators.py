@@ -51,8 +51,8 @@ def fake_generator(guided: bool = True) -> Iterator[list[FakeGenerator]]:
     """All generators that were loaded meanwhile, in order."""
     loaded: list[FakeGenerator] = []
 
-    def load(space: SearchSpace, file: str, features: str, device: torch.device, sampler: str, steps: int) -> FakeGenerator:
-        loaded.append(FakeGenerator(space, guided))
+    def load(space: SearchSpace, file: str, features: str, device: torch.device, sampler: str, steps: int, wanted: bool) -> FakeGenerator:
+        loaded.append(FakeGenerator(space, guided and wanted))
         return loaded[-1]
 
     with loading(load):

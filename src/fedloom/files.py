@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,30 @@ def write_file(path: Path, data: bytes) -> None:
         with suppress(OSError):  # its folder may be the file that is in the way
             temporary.unlink()
         raise unwritable(path, error) from error
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """The folder, made if need be, for one process alone; what was made and stayed empty is removed again."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UnusableFolder(f"{folder} is in use by another process. Wait for it, or choose another folder") from None
+        yield
+    finally:
+        os.close(handle)
+        with suppress(OSError):  # not empty
+            for place in made:
+                place.rmdir()
 
 
 def append_lines(path: Path, lines: list[str]) -> None:

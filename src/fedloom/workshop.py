@@ -16,7 +16,7 @@ from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DATASETS, Dataset, DataSettings, read
 from fedloom.exchange.models import make_supernet, space_settings
-from fedloom.generator.generator import AnyGenerator
+from fedloom.generator.generator import STRONGEST, AnyGenerator
 from fedloom.generator.pretrain import Pretraining, PretrainSettings, Progress
 from fedloom.generator.proxy import Proxy, make_proxy
 from fedloom.generator.shelf import load_generator
@@ -79,8 +79,13 @@ def generate(
     device: str = "auto",
 ) -> tuple[AnyGenerator, list[Architecture]]:
     """Architectures of a space: for the images of a folder or a data set, or of the whole space if ``data`` is empty."""
+    if not data and (strength is not None or features):
+        which = "--strength" if strength is not None else "--features"
+        raise InvalidConfig(f"{which} is about images that guide, and there are none. Name them with --data")
+    if strength is not None and not 0 <= strength <= STRONGEST:
+        raise InvalidConfig(f"--strength {strength:g} is not between 0 and {STRONGEST:g}")
     chosen = make_supernet(space, space_settings(space, overrides), ANY_IMAGE).space
-    generator = load_generator(chosen, file, features, usable_device(device), sampler, steps)
+    generator = load_generator(chosen, file, features, usable_device(device), sampler, steps, guided=bool(data))
     task = None
     if data:
         if not generator.guided:

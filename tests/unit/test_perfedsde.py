@@ -78,7 +78,7 @@ def test_the_generator_is_loaded_once_for_the_whole_space(tiny: Tiny) -> None:
         played.round()
         played.round()
     assert isinstance(played.method.bench.space, Bounded)
-    assert asked == [(played.method.bench.supernet.space, "mine.safetensors", "theirs", torch.device("cpu"), "pc", 7)]
+    assert asked == [(played.method.bench.supernet.space, "mine.safetensors", "theirs", torch.device("cpu"), "pc", 7, True)]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,17 @@ def test_a_space_without_a_predictor_says_so(tiny: Tiny) -> None:
     with fake_generator(guided=False) as loaded:
         (answer,) = Played(tiny("participants=1")).round()
     assert loaded[0].calls[0][1] is None and answer.diary.notes["guided"] == 0
+    with fake_generator(guided=False), pytest.raises(InvalidConfig, match=r"perfedsde.guidance is 5, but the generator of .* no predictor"):
+        Played(tiny("perfedsde.guidance=5"))
+    with fake_generator(), pytest.raises(InvalidConfig, match=r"perfedsde.guidance is -0.5. It is 0 or more, or -1"):
+        Played(tiny("perfedsde.guidance=-0.5"))
+
+
+def test_a_gene_with_many_choices_is_remembered(tiny: Tiny) -> None:
+    space = Played(tiny()).method.bench.space
+    assert space.compact == np.uint8
+    space.__dict__["sizes"] = np.array([300])
+    assert space.compact == np.uint16
 
 
 def test_candidates_over_budget_are_neither_scored_nor_kept(tiny: Tiny, generators: list[FakeGenerator]) -> None:

@@ -131,6 +131,8 @@ def test_architectures_are_those_of_the_space(space: SearchSpace) -> None:
 
 def test_a_signature_tells_variants_apart() -> None:
     signatures = [Tokens(space).signature for space in (tiny_space("darts"), tiny_space("darts", operations="s2"), tiny_space("nasvit"))]
-    assert signatures[0] == {"space": "darts", "choices": [8] * 28}
+    assert signatures[0]["space"] == "darts" and signatures[0]["choices"] == [8] * 28
+    assert signatures[0]["genes"][0][:3] == ["operation of input 0 → node 1 in the normal cell", "none", "max_pool_3x3"]
     assert all(one != other for one, other in zip(signatures, signatures[1:] + signatures[:1], strict=True))
     assert Tokens(tiny_space("mobilenetv3", width=0.2)).signature == Tokens(tiny_space("mobilenetv3")).signature  # scale changes no gene
+    assert Tokens(tiny_space("mobilenetv3")).signature["genes"][0][1:] == [0, 1, 2]  # values by their order

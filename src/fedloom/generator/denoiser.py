@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 class Denoiser(nn.Module):
     mask: Tensor  # (rows, symbols) which symbols a row has
-    prior: Tensor  # (rows, symbols) log-shares of symbols in the training architectures, -inf for symbols a row has not
+    prior: Tensor  # (rows, symbols) log-shares of symbols in the training architectures; 0 where a row has no such symbol
     slots: Tensor  # (blocks, slots) rows of each token
     back: Tensor  # (rows,) place of each row among blocks * slots
     position: Tensor  # (blocks, width) code of the place within its stage
@@ -81,7 +81,7 @@ class Denoiser(nn.Module):
         self.register_buffer("back", torch.tensor([int((rows == row).nonzero()) for row in range(len(tokens))]), persistent=False)
         self.register_buffer("position", sinusoid(places, width), persistent=False)
         self.register_buffer("mask", tokens.mask, persistent=False)
-        self.register_buffer("prior", tokens.mask.float().log())
+        self.register_buffer("prior", torch.zeros(tokens.mask.shape))
         self.read = nn.Linear(slots * self.symbols, width)
         self.token = nn.Parameter(0.5 * torch.randn(blocks, width))  # as large as the rest: tokens must tell each other apart
         self.level = nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))

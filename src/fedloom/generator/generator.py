@@ -35,6 +35,7 @@ STEPS = 12  # of the fast sampler
 REFERENCE_STEPS = 1000  # of the paper's
 RHO = 3.0  # how much finer the levels become towards the end
 STRENGTH = 3.0  # of guidance: about how many standard deviations the mean predicted accuracy moves
+STRONGEST = 10_000.0
 FAINT = 0.1  # a gain that varies less than this (in spreads of accuracy over architectures) guides less: it may be chance
 AT_ONCE = 500  # architectures per pass: bounds memory
 
@@ -120,7 +121,7 @@ class AnyGenerator(ABC):
 
     @torch.no_grad()
     def task(self, images: Tensor, labels: Tensor) -> Tensor | None:
-        """The condition of one client: raw images (n, c, h, w) of 8 bits and labels (n,) -> (56,); None if this generator has no predictor.
+        """The condition of one client: raw images (n, c, h, w) of 8 bits and labels (n,) -> (numbers,); None without a predictor.
 
         The first 20 images of each class are looked at. Computed at the client, and it stays there.
         """
@@ -150,7 +151,10 @@ class AnyGenerator(ABC):
         for first in range(0, count, AT_ONCE):
             shape = (min(AT_ONCE, count - first), *self.denoiser.mask.shape)
             noise = lambda shape=shape: torch.from_numpy(rng.standard_normal(shape, np.float32)).to(self.device) * self.denoiser.mask  # noqa: E731
-            parts.append(self.tokens.decode(sample(denoise, self.start(shape[0], rng, noise, guided), levels, noise)))
+            drawn = sample(denoise, self.start(shape[0], rng, noise, guided), levels, noise)
+            if not drawn.isfinite().all():  # would all become choice 0
+                raise InvalidConfig(f"The generator drew what is no number, at strength {strength:g}. Lower that, or train it again")
+            parts.append(self.tokens.decode(drawn))
         return np.concatenate(parts) if parts else np.empty((0, len(self.tokens.space.genes)), np.int64)
 
 

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import InvalidConfig, UnusableFolder
+from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
-from fedloom.files import read_arrays, write_arrays, write_file
+from fedloom.files import claimed, read_arrays, write_arrays, write_file
 from fedloom.generator import paper
 from fedloom.generator.denoiser import Denoiser, DenoiserSettings, train_denoiser
 from fedloom.generator.feature_training import FeatureSettings, train_features
@@ -56,12 +56,18 @@ Progress = Callable[[str, int, int, str], None]  # (stage, done, of how many, re
 Network = TypeVar("Network", bound=nn.Module)
 BLOCK = 256  # labelled architectures that see the same images; the file is saved after each block
 FEWEST_PER_CONDITION = 8  # labelled architectures
+RATES = {  # of the stages that train a network
+    "denoiser": "denoiser.rate",
+    "predictor": "predictor.rate",
+    "paper_score": "paper.score_rate",
+    "paper_predictor": "paper.predictor_rate",
+}
 TEST_EVERY = 20  # one of so many labelled architectures is not learned from
 
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    seed: int = setting(0, "every random draw follows from it", low=0)
+    seed: int = setting(0, "every random draw follows from it, but which images and classes are held out, which the data decide", low=0)
     model: str = setting("fast", "what to train: the fast generator, or the papers', the slow reference", choices=("fast", "paper"))
     guided: bool = setting(True, "train a predictor as well; without one the generator draws from the space as it is")
     strength: float = setting(STRENGTH, "strength of guidance that the fast generator's file recommends", low=0)
@@ -113,6 +119,11 @@ class Pretraining:
                 f"Label at least {fewest}, or name fewer in proxy.conditions",
                 key="labels.architectures",
             )
+        if settings.guided and (there := len(different_architectures(space, fewest, settings.seed))) < fewest:
+            raise InvalidConfig(
+                f"The space {space.name} has {there} architectures, too few to learn from in {len(settings.proxy.conditions)} conditions: "
+                f"that takes {fewest}. Name fewer in proxy.conditions, or set guided=false"
+            )
         self.seconds: dict[str, float] = {}
 
     # -- stages ------------------------------------------------------------------
@@ -158,6 +169,7 @@ class Pretraining:
         )
         extractor = FeatureExtractor(network)
         self.seconds["features"] = time.perf_counter() - start
+        _check_finite("features", arrays_of(network), "features.rate")
         save_features(path, extractor, {**key, "seconds": self.seconds["features"]})
         return extractor
 
@@ -171,6 +183,7 @@ class Pretraining:
                 "data": proxy.digest,
                 "image": asdict(proxy.image),
                 "space": asdict(supernet.space.settings),
+                "values": [gene.values for gene in supernet.space.genes],
             },
         )
         known = self._read("supernet", key)
@@ -185,9 +198,11 @@ class Pretraining:
         conditions, seed = self.settings.proxy.conditions, self.settings.seed
         for epoch, trained in train_proxy_supernet(supernet, proxy, conditions, settings, weights, done, seed):
             weights = trained
+            arrays = {name: tensor.cpu().numpy() for name, tensor in weights.items()}
+            _check_finite("supernet", arrays, "supernet.rate")
             reached = one_accuracy(supernet, weights, proxy, rng(seed, "a look", epoch))
             self.progress("supernet", epoch, settings.epochs, f"accuracy of a subnet {reached:.3f}")
-            self._write("supernet", {n: t.cpu().numpy() for n, t in weights.items()}, {**key, "epochs_done": epoch}, start)
+            self._write("supernet", arrays, {**key, "epochs_done": epoch}, start)
         return weights
 
     def labels(self, supernet: Supernet[Any], weights: Mapping[str, Tensor], proxy: Proxy, extractor: FeatureExtractor) -> Labels:
@@ -205,19 +220,20 @@ class Pretraining:
         start = time.perf_counter() - (float(known[1]["seconds"]) if known else 0.0)
         if rows:
             self.progress("labels", len(rows), len(choices), "found")
-        size = max(1, min(BLOCK, len(choices) // len(wanted.conditions)))  # every condition gets a block
+        blocks = _blocks(len(choices), max(1, min(BLOCK, len(choices) // len(wanted.conditions))))  # every condition gets one
+        part_of = blocks % len(seen)
         while len(rows) < len(choices):
-            block = self.tokens.architectures(choices[len(rows) : len(rows) + size])
-            condition, images = seen[len(rows) // size % len(seen)]
+            end = int(np.searchsorted(blocks, blocks[len(rows)], "right"))
+            block = self.tokens.architectures(choices[len(rows) : end])
+            condition, images = seen[part_of[len(rows)]]
             measure = task_measure(tasks, condition, self.device)
             fresh = torch.stack(list(score_architectures(supernet, weights, proxy, block, images, measure, settings, condition)))
             rows += list(fresh.half().cpu().numpy())
             self.progress("labels", len(rows), len(choices), f"mean accuracy {np.nanmean(rows[-1]):.3f} ({condition})")
-            kept = {"accuracies": np.stack(rows), "choices": choices[: len(rows)].astype(np.uint8)}
+            kept = {"accuracies": np.stack(rows), "choices": choices[: len(rows)].astype(self.space.compact)}
             kept |= {"tasks": _padded(tasks), "conditions": np.array([wanted.conditions.index(task.condition) for task in tasks])}
             self._write("labels", kept, key, start)
         measured = torch.from_numpy(np.stack(rows))
-        part_of = np.arange(len(rows)) // size % len(seen)
         accuracies = equally_hard(measured.float().to(self.device), part_of)
         digest = tensor_digest({"accuracies": measured, "tasks": torch.from_numpy(_padded(tasks))})
         return Labels(choices, accuracies, tasks, wanted.tasks, digest)
@@ -275,8 +291,20 @@ class Pretraining:
     def run(self, supernet_of: Callable[[Proxy], Supernet[Any]], proxy: Proxy | None) -> AnyGenerator:
         """The generator, also written as ``result_file`` says, with its card beside it."""
         settings = self.settings
-        if settings.guided and settings.features.file:
-            load_features(settings.features.file, self.device)  # a wrong file shows before hours of training
+        with claimed(self.folder):
+            self._refuse_to_replace()
+            if settings.guided and settings.features.file:
+                load_features(settings.features.file, self.device)  # a wrong file shows before hours of training
+            return self._all_stages(supernet_of, proxy)
+
+    def _refuse_to_replace(self) -> None:
+        """An unguided generator does not take the place of a guided one."""
+        file = result_file(self.folder, self.settings.model)
+        if not self.settings.guided and file.exists() and "features" in self._read_file(file)[1]:
+            raise UnusableFolder(f"{file} is guided, and guided=false would replace it by one that is not. Choose another --folder")
+
+    def _all_stages(self, supernet_of: Callable[[Proxy], Supernet[Any]], proxy: Proxy | None) -> AnyGenerator:
+        settings = self.settings
         generator: Generator | PaperGenerator
         if settings.model == PaperGenerator.model:
             generator = PaperGenerator(self.tokens, self.paper_score(), strength=settings.paper.strength)
@@ -320,6 +348,7 @@ class Pretraining:
                 return loaded(build(), known[0], "", self.device)
         start = time.perf_counter()
         network = train(lambda step, loss: self.progress(stage, step, steps, f"loss {loss:.4f}"))
+        _check_finite(stage, arrays_of(network), RATES[stage])
         self._write(stage, arrays_of(network), key, start)
         return network
 
@@ -331,13 +360,20 @@ class Pretraining:
         path = self.folder / f"{stage}.safetensors"
         if not path.exists():
             return None
-        arrays, facts = read_arrays(path)
+        arrays, facts = self._read_file(path)
         if any(facts.get(name) != value for name, value in key.items()):
-            differs = [name for name, value in key["made_by"].items() if facts.get("made_by", {}).get(name) != value]
+            differs = [name for name, value in key.items() if name != "made_by" and facts.get(name) != value]
+            differs += [name for name, value in key["made_by"].items() if facts.get("made_by", {}).get(name) != value]
             what = f" ({', '.join(differs[:3])} differ)" if differs else ""
             raise UnusableFolder(f"{path} was made with other settings{what}. Choose another folder, or remove the file to make it again")
         self.seconds[stage] = float(facts.get("seconds", 0.0))
         return arrays, facts
+
+    def _read_file(self, path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        try:
+            return read_arrays(path)
+        except DamagedRun as error:
+            raise UnusableFolder(f"{path} is damaged. Remove it: the same command makes it again, and only it") from error
 
     def _write(self, stage: str, arrays: Mapping[str, np.ndarray], key: Mapping[str, Any], start: float) -> None:
         self.seconds[stage] = time.perf_counter() - start
@@ -345,6 +381,16 @@ class Pretraining:
 
     def _all_seconds(self) -> dict[str, float]:
         return {stage: round(seconds, 1) for stage, seconds in self.seconds.items()}
+
+
+def _check_finite(stage: str, arrays: Mapping[str, np.ndarray], rate: str) -> None:
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise InvalidConfig(f"The training of the stage {stage} diverged: its weights are no longer numbers. Lower {rate}", key=rate)
+
+
+def _blocks(count: int, size: int) -> np.ndarray:
+    """(count,) which block each of ``count`` architectures is in: blocks of ``size``, the last one longer, never shorter."""
+    return np.minimum(np.arange(count) // size, max(1, count // size) - 1)
 
 
 def prefix(model: str) -> str:

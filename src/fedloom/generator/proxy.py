@@ -74,11 +74,6 @@ class Proxy:
     def image(self) -> ImageShape:
         return ImageShape(self.scoring.shape[2], self.scoring.shape[-1], len(self.scoring))
 
-    @property
-    def scoring_labels(self) -> Tensor:
-        classes, images = self.scoring.shape[:2]
-        return torch.arange(classes, device=self.scoring.device).repeat_interleave(images)
-
 
 def make_proxy(dataset: Dataset, settings: ProxySettings, device: torch.device) -> Proxy:
     if not settings.task_sizes:

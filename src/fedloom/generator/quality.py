@@ -34,11 +34,11 @@ def sampler_quality(generator: AnyGenerator, training: np.ndarray, seed: int, dr
 def sample_quality(tokens: Tokens, choices: np.ndarray, training: np.ndarray) -> dict[str, Any]:
     """Validity, uniqueness, novelty and marginals of samples (n, genes) against the training architectures (m, genes)."""
     apart = 0.5 * np.abs(marginals(tokens, choices) - marginals(tokens, training)).sum(1)  # (rows,)
-    known = {row.tobytes() for row in training.astype(np.uint8)}
+    known = {row.tobytes() for row in training.astype(tokens.space.compact)}
     return {
         "validity": float(np.mean([_is_valid(tokens, row) for row in choices])),
         "uniqueness_in_500": unique_share(choices[:BATCH]),
-        "novelty": float(np.mean([row.tobytes() not in known for row in choices.astype(np.uint8)])),
+        "novelty": float(np.mean([row.tobytes() not in known for row in choices.astype(tokens.space.compact)])),
         "marginals_total_variation": {"largest": float(apart.max()), "mean": float(apart.mean()), "drawn": len(choices)},
     }
 
@@ -63,7 +63,8 @@ def predictor_quality(
     show: Callable[[Sequence[int], torch.Generator], Grouped],
     shown: int,
 ) -> dict[str, Any]:
-    """Rank correlations with true accuracies of unseen architectures (a, tasks), on seen and held-out tasks; nan is unknown.
+    """Rank correlations with true accuracies of unseen architectures (a, tasks), on seen and held-out tasks; nan is unknown. A mean over
+    tasks, of those whose architectures and predictions both differ; None if there is no such task.
 
     ``others_data``: with the data of another task, half of all tasks away, which tells how much the data matter.
     """
@@ -75,12 +76,13 @@ def predictor_quality(
     vectors = torch.cat([predictor.task(show(numbers[i : i + 64], draw)) for i in range(0, len(numbers), 64)])
     true = accuracies.cpu().numpy()
 
-    def correlations(tasks: Sequence[int], shift: int) -> float:
+    def correlations(tasks: Sequence[int], shift: int) -> float | None:
         found = []
         for place, task in enumerate(tasks):
             known, vector = np.isfinite(true[:, task]), vectors[tasks[(place + shift) % len(tasks)]]
             found.append(spearman(predictor.gain(seen_by_predictor, sigma, vector).cpu().numpy()[known], true[known, task]))
-        return float(np.mean([0.0 if value is None else value for value in found]))
+        measured = [value for value in found if value is not None]
+        return float(np.mean(measured)) if measured else None
 
     seen, held_out = numbers[:shown], numbers[shown:]
     found: dict[str, Any] = {

@@ -25,6 +25,7 @@ from fedloom.spaces.budget import Bounded
 
 MODELS: dict[str, type[AnyGenerator]] = {kind.model: kind for kind in (Generator, PaperGenerator)}
 GENERATOR, FEATURES = "fedloom.generator/1", "fedloom.features/1"
+FEATURES_NAMED = "perfedsde.features=FILE in a run, --features FILE of `fedloom generate`"
 
 
 def shipped(name: str) -> Path:
@@ -57,31 +58,34 @@ def save_features(path: Path, extractor: FeatureExtractor, facts: Mapping[str, A
 
 
 # -- reading ---------------------------------------------------------------------------
-def load_generator(space: SearchSpace, file: str, features: str, device: torch.device, sampler: str = "", steps: int = 0) -> AnyGenerator:
+def load_generator(
+    space: SearchSpace, file: str, features: str, device: torch.device, sampler: str = "", steps: int = 0, guided: bool = True
+) -> AnyGenerator:
     """The generator of a space. file: "" is the shipped one; features: "" are those beside the file or shipped; ResNet-18 must be named.
 
-    sampler, steps: other than the generator's own ("" and 0).
+    sampler, steps: other than the generator's own ("" and 0). guided: false leaves the predictor and its image features out.
     """
     space = space.whole if isinstance(space, Bounded) else space
     path = Path(file) if file else shipped(space.name)
     if not path.is_file():
-        cure = f"Train one with `fedloom pretrain {space.name}`, or set perfedsde.generator=evolution"
+        cure = f"Train one with `fedloom pretrain {space.name}`; a run can do without one (perfedsde.generator=evolution)"
         what = f"There is no generator file {path}" if file else f"No generator for {space.name} comes with Fedloom"
         raise InvalidConfig(f"{what}. {cure}", path=str(path))
     arrays, facts = read_described(path, GENERATOR, "fedloom pretrain")
     tokens = Tokens(space)
     if any(facts.get(key) != value for key, value in tokens.signature.items()):
         theirs = f"{facts.get('space')} with {len(facts.get('choices', []))} genes"
-        cure = f"Train one for these choices with `fedloom pretrain {space.name}`, or set perfedsde.generator=evolution"
+        cure = f"Train one for these genes with `fedloom pretrain {space.name}`; a run can do without one (perfedsde.generator=evolution)"
         raise InvalidConfig(
-            f"{path} is a generator for {theirs}, and its choices are not those of this {space.name}. {cure}", path=str(path)
+            f"{path} is a generator for {theirs}, and genes, their choices or the order of these are others in this {space.name}. {cure}",
+            path=str(path),
         )
     model = facts.get("model", Generator.model)
     if model not in MODELS:
         raise InvalidData(f"{path} holds a generator named {model!r}, which this version does not know. Known: {', '.join(MODELS)}")
     kind = MODELS[model]
     try:
-        extractor = find_features(facts["features"], features, path, device) if "features" in facts else None
+        extractor = find_features(facts["features"], features, path, device) if guided and "features" in facts else None
         with torch.random.fork_rng(devices=[]):  # new networks draw weights, which the file's replace
             denoiser, predictor = kind.networks(tokens, facts["settings"], extractor.size if extractor else 0)
         denoiser = loaded(denoiser, arrays, "denoiser.", device)
@@ -104,14 +108,14 @@ def find_features(wanted: Mapping[str, Any], given: str, path: Path, device: tor
         return extractor
     if name != SmallFeatures.name:
         raise InvalidConfig(
-            f"{path} was trained with image features of {name}. Name the file of its weights (features=FILE)", path=str(path)
+            f"{path} was trained with image features of {name}. Name the file of its weights ({FEATURES_NAMED})", path=str(path)
         )
     for place in (path.parent / "features.safetensors", shipped("features")):
         if place.is_file():
             extractor = read_features(place, device)
             if digest in (None, digest_of(extractor.network)):
                 return extractor
-    cure = "Put the features.safetensors that was trained with it into its folder, or name it (features=FILE)"
+    cure = f"Put the features.safetensors that was trained with it into its folder, or name it ({FEATURES_NAMED})"
     raise InvalidConfig(f"{path} was trained with image features that neither lie beside it nor come with Fedloom. {cure}", path=str(path))
 
 
@@ -125,10 +129,6 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def load_shipped_features(device: torch.device) -> FeatureExtractor:
-    return read_features(shipped("features"), device)
 
 
 def read_features(path: Path, device: torch.device) -> FeatureExtractor:
@@ -145,7 +145,9 @@ def read_described(path: Path, kind: str, writer: str) -> tuple[dict[str, np.nda
     except DamagedRun as error:
         raise InvalidData(f"{path} is missing, damaged or no file of Fedloom. `{writer}` writes one", path=str(path)) from error
     if facts.get("format") != kind:
-        raise InvalidData(f"{path} is {facts.get('format', 'something else')}, not {kind}. `{writer}` writes one", path=str(path))
+        stage = f"the stage {facts['stage']} of a pretraining" if "stage" in facts else "something else"
+        other = facts.get("format", stage)
+        raise InvalidData(f"{path} is {other}, not {kind}. `{writer}` writes one", path=str(path))
     return arrays, facts
 
 
@@ -153,4 +155,6 @@ def loaded(module: nn.Module, arrays: Mapping[str, np.ndarray], prefix: str, dev
     """The module with its weights from a file, frozen."""
     state: dict[str, Tensor] = {n.removeprefix(prefix): torch.from_numpy(a) for n, a in arrays.items() if n.startswith(prefix)}
     module.load_state_dict(state)
+    if not all(tensor.isfinite().all() for tensor in state.values()):
+        raise ValueError("some of its weights are not finite numbers")
     return module.to(device).eval().requires_grad_(False)

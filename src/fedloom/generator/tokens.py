@@ -8,6 +8,7 @@ same place of a stage (kernel and expansion of a block) share a token of the net
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
-from fedloom.spaces.base import SearchSpace
+from fedloom.spaces.base import Gene, SearchSpace
 
 Choices = npt.NDArray[np.int64]  # (architectures, genes of the space)
 PROBES = 2000  # architectures that show which genes may lose their effect
@@ -26,6 +28,8 @@ class Tokens:
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
         self.genes = np.flatnonzero(space.sizes > 1)  # rows: genes of the space that decide something
+        if not len(self.genes):
+            raise InvalidConfig(f"The space {space.name} has one architecture: no gene has two values, so there is nothing to generate")
         active = space.active_many(space.sample_many(rng("tokens", space.name), PROBES))
         self.may_be_absent = ~np.all(active, axis=0, keepdims=True)[0, self.genes]  # (rows,)
         sizes = space.sizes[self.genes]
@@ -62,9 +66,14 @@ class Tokens:
         return torch.from_numpy(self.space.follows[np.ix_(self.genes, self.genes)])
 
     @property
-    def signature(self) -> dict[str, list[int] | str]:
-        """What a generator must agree on with a space to serve it."""
-        return {"space": self.space.name, "choices": [int(size) for size in self.space.sizes]}
+    def signature(self) -> dict[str, Any]:
+        """What a generator must agree on with a space to serve it. Of values their order only: settings of a space scale them."""
+
+        def order(gene: Gene) -> list[Any]:
+            return [*gene.labels] or np.argsort(np.argsort(gene.values, kind="stable"), kind="stable").tolist()
+
+        genes = [[gene.name, *order(gene)] for gene in self.space.genes]
+        return {"space": self.space.name, "choices": [int(size) for size in self.space.sizes], "genes": genes}
 
     @cached_property
     def random(self) -> Tensor:

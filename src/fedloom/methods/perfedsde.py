@@ -26,12 +26,13 @@ import numpy as np
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import MANY, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.generator.candidates import Candidates, drawn_beside
-from fedloom.generator.generator import AnyGenerator
+from fedloom.generator.generator import STRONGEST, AnyGenerator
 from fedloom.generator.shelf import load_generator
 from fedloom.maths.averaging import AVERAGING
 from fedloom.maths.samplers import SAMPLERS
@@ -59,7 +60,9 @@ class PerFedSDESettings:
     population: int = setting(0, "architectures a client keeps; 0 is three times the number of genes", low=0)
     candidates: int = setting(100, "architectures per iteration among which the surrogate picks; never fewer than offspring", low=1)
     offspring: int = setting(10, "new architectures scored per iteration", low=1)
-    guidance: float = setting(-1.0, "strength of the client's data in the diffusion model; 0 is none, -1 the model's own", low=-1)
+    guidance: float = setting(
+        -1.0, "strength of the client's data in the diffusion model; 0 is none, -1 the model's own", low=-1, high=STRONGEST
+    )
     sampler: str = setting("", f"how the diffusion model draws: {', '.join(SAMPLERS)}; empty is the model's own")
     steps: int = setting(0, "steps of the sampler; 0 is its own number", low=0)
     generator_file: str = setting("", "trained diffusion model, a file written by pretrain; empty is the one that comes with fedloom")
@@ -101,6 +104,9 @@ class PerFedSDE:
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> PerFedSDEState:
+        if -1 < self.settings.guidance < 0:
+            what = f"perfedsde.guidance is {self.settings.guidance:g}. It is 0 or more, or -1 for the model's own"
+            raise InvalidConfig(what, key="perfedsde.guidance")
         if self.settings.generator == "diffusion":
             _ = self._generator  # a missing or foreign file shows before the first round
         return PerFedSDEState(0, seed, frozen(self.bench.initial_supernet(seed)))
@@ -200,7 +206,15 @@ class PerFedSDE:
     def _generator(self) -> AnyGenerator:
         """Loaded by those who use it, once."""
         own, bench = self.settings, self.bench
-        return load_generator(bench.supernet.space, own.generator_file, own.features, bench.device, own.sampler, own.steps)
+        space, guided = bench.supernet.space, own.guidance != 0
+        found = load_generator(space, own.generator_file, own.features, bench.device, own.sampler, own.steps, guided)
+        if own.guidance > 0 and not found.guided:
+            raise InvalidConfig(
+                f"perfedsde.guidance is {own.guidance:g}, but the generator of {space.name} has no predictor, so data cannot guide it. "
+                "Set it to 0, or train one with it (fedloom pretrain)",
+                key="perfedsde.guidance",
+            )
+        return found
 
     def _candidates(self, instruction: Instruction, site: ClientSite) -> Candidates:
         """Those of one participation. The diffusion model draws for all iterations at once: it is frozen and so are the client's data,
@@ -242,11 +256,11 @@ class PerFedSDE:
 
     def _inherit(self, site: ClientSite) -> list[Architecture]:
         """The population of the last participation, or nothing."""
-        rows = site.memory.arrays.get("population", np.empty((0, 0), np.uint8))
+        rows = site.memory.arrays.get("population", np.empty((0, 0), self.bench.space.compact))
         return [Architecture(self.bench.space.name, tuple(int(c) for c in row)) for row in rows]
 
     def _remember(self, population: list[Scored]) -> ClientMemory:
-        return ClientMemory({"population": np.array([member.architecture.choices for member in population], np.uint8)})
+        return ClientMemory({"population": np.array([member.architecture.choices for member in population], self.bench.space.compact)})
 
     def _score(self, site: ClientSite, weights: Weights, architectures: Sequence[Architecture], stage: str = "score") -> list[Scored]:
         with site.clock(stage):

@@ -177,6 +177,11 @@ class SearchSpace(ABC):
         return None
 
     # -- what every space gets --------------------------------------------
+    @property
+    def compact(self) -> np.dtype[Any]:
+        """The smallest type that holds every choice, for many architectures in memory and files."""
+        return np.min_scalar_type(int(self.sizes.max()) - 1)
+
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
         """(genes,) number of choices of each gene."""
