@@ -201,7 +201,9 @@ class SearchSpace(ABC):
         """(genes,) number of choices of each gene."""
         sizes = [len(gene.values) for gene in self.genes]
         if max(sizes, default=1) == 1:
-            raise InvalidConfig(f"{self.name} has one architecture only: give at least one of its genes two values or more", space=self.name)
+            raise InvalidConfig(
+                f"{self.name} has one architecture only: give at least one of its genes two values or more", space=self.name
+            )
         return np.array(sizes)
 
     def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
