@@ -241,7 +241,8 @@ def guidance_figure(space: str, record: Mapping[str, Any]) -> FigureFile:
     title = f"{space}: what guidance is worth in true accuracy"
     tasks, each, strength = record["tasks"], record["each"], record["strength"]
     subtitle = (
-        f"{tasks} tasks of classes that the predictor never saw, {each} architectures per task, strength {strength:g}; paired over tasks."
+        f"{tasks} tasks of classes that the predictor never saw, {each} guided architectures per task, strength {strength:g}; "
+        "paired over tasks."
     )
     ahead, behind = ([row.rival for row in rows if row.ours == rows[0].ours and row.colour == colour] for colour in (GAINED, LOST))
     asked = sum(row.ours == rows[0].ours for row in rows)

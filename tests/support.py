@@ -47,10 +47,10 @@ def flipped(path: Path, position: int, bit: int) -> None:
     path.write_bytes(data)
 
 
-def shrinking(split: bool = True) -> list[str]:
-    """The settings of tests/tiny.toml as overrides, but for data and method. split: few images for each client as well."""
+def shrinking(split: bool = True, clients: bool = True) -> list[str]:
+    """The settings of tests/tiny.toml as overrides, but for data and method. split, clients: few images for each, few of them as well."""
     tiny = tomllib.loads((Path(__file__).parent / "tiny.toml").read_text())
     left_out = ("data", "when") if split else ("data", "when", "split")
     tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in left_out}
-    size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds")]
+    size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds") if clients or key != "clients"]
     return [*size, *(f"{table}.{key}={json.dumps(value)}" for table, values in tables.items() for key, value in values.items())]

@@ -43,6 +43,7 @@ def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         for number in range(30):
             pixels = draw.integers(0, 256, (12, 10, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pictures" / kind / f"{number}.png")
+    Image.fromarray(pixels).save(tmp_path / "digit.png")
     for text in blocks(page, "toml") + [text for text in blocks(page, "py") if text.startswith("# ")]:
         named = re.match(r"# (\w+\.(toml|py))\n", text)
         (tmp_path / (named[1] if named else "pictures.toml")).write_text(text)
@@ -55,7 +56,8 @@ def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
             continue
         assert words[0] == "fedloom", command
         splits = ".toml" in command or "split." in command or "data." in command  # then the split is what it says
-        extra = {"run": shrinking(split=not splits), "pretrain": MOMENTS}.get(words[1], [])
+        own_data = "plugins=" in command and "data." in command  # then they must be enough for its clients
+        extra = {"run": shrinking(split=not splits, clients=not own_data), "pretrain": MOMENTS}.get(words[1], [])
         monkeypatch.setattr(sys, "argv", [*words, *extra])
         with pytest.raises(SystemExit) as end:
             cli.main()

@@ -38,7 +38,8 @@ class Toy(SearchSpace):
     def blocks(self, architecture):
         """Width of the network; name, kernel and middle width of its blocks."""
         width, depth, *rest = (gene.values[choice] for gene, choice in zip(self.genes, architecture.choices, strict=True))
-        return width, [(f"block{block}", rest[block - 1], width * rest[block + 2]) for block in BLOCKS if block <= depth]
+        kernels, expansions = rest[: len(BLOCKS)], rest[len(BLOCKS) :]
+        return width, [(f"block{block}", kernels[block - 1], width * expansions[block - 1]) for block in BLOCKS if block <= depth]
 
     def cost(self, architecture):
         pixels = (-(-self.image.size // self.settings.stride)) ** 2

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from toy_space import DEPTHS, EXPANSIONS, KERNELS, WIDTHS, Toy, ToySettings
+from toy_space import BLOCKS, DEPTHS, EXPANSIONS, KERNELS, WIDTHS, Toy, ToySettings
 
 from fedloom.supernets.base import SUPERNETS, Supernet
 from fedloom.supernets.elastic import below, centre, normed, pick
@@ -57,8 +57,9 @@ class ToySupernet(Supernet[Toy]):
         distance = (torch.arange(LARGEST, device=genes.device) - LARGEST // 2).abs()
         x = F.relu(normed(images, weights, "stem", statistics, stride=self.space.settings.stride, mask=outer))
         for block, (name, _, middle) in enumerate(self.space.blocks(self.space.named["largest"])[1]):
-            inner = below(middle, pick(EXPANSIONS, genes[5 + block]) * width)
-            near = torch.maximum(distance[:, None], distance) <= pick(KERNELS, genes[2 + block]) // 2
+            kernel_gene, expansion_gene = genes[2 + block], genes[2 + len(BLOCKS) + block]
+            inner = below(middle, pick(EXPANSIONS, expansion_gene) * width)
+            near = torch.maximum(distance[:, None], distance) <= pick(KERNELS, kernel_gene) // 2
             kernel = weights[f"{name}.depth.conv.weight"] * near
             y = F.relu(normed(x, weights, f"{name}.expand", statistics, mask=inner))
             y = F.relu(normed(y, weights, f"{name}.depth", statistics, kernel, mask=inner))

@@ -282,9 +282,11 @@ def test_model_cards_say_what_the_files_say() -> None:
     text = (shipped("mobilenetv3").parent / "README.md").read_text()
     cards = []
     for name in SHIPPED:
-        arrays, facts = read_arrays(shipped(name))
-        cards.append(facts["card"])
-        assert re.search(rf"`{name}.safetensors` \|.*\| {sum(array.size for array in arrays.values()):,} \|", text)
+        cards.append(read_arrays(shipped(name))[1]["card"])
+        generator = load_generator(tiny_space(name), "", "", CPU)
+        assert isinstance(generator, Generator) and generator.predictor
+        denoiser, predictor = (sum(p.numel() for p in part.parameters()) for part in (generator.denoiser, generator.predictor))
+        assert re.search(rf"`{name}.safetensors` \| denoiser \({denoiser:,}\).*\| {denoiser + predictor:,} \|", text)
 
     def row(form: str, value: Callable[[dict[str, Any]], float]) -> str:
         return " | " + " | ".join(form.format(value(card)) for card in cards) + " |"

@@ -33,7 +33,7 @@ def test_by_label_gives_nothing_more_to_a_client_with_its_even_share() -> None:
 
 
 def test_by_label_gives_up_with_the_cure() -> None:
-    with pytest.raises(InvalidData, match=r"larger alpha, fewer clients or a smaller minimum"):
+    with pytest.raises(InvalidData, match=r"Raise split\.alpha, or lower clients or split\.minimum"):
         partition.by_label(LABELS, 20, 0.01, generator(), minimum=40, tries=5)
 
 

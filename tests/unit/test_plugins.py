@@ -38,6 +38,7 @@ class Own:
     size: int = setting(3, "how large it is", low=1)
 
 """
+GENE = HEAD + "from fedloom.spaces.base import Gene\n"
 SPACE = HEAD + 'SPACES.add("mine", Own, "a space")(lambda settings, image: None)\n'
 
 
@@ -212,6 +213,10 @@ REFUSED = {
         "the search space 'b' says name = 'a'. Write the same name in both places",
     ),
     "no settings": (SPACE.replace("Own,", "dict,"), "the settings of mine must be a frozen dataclass"),
+    "one number for a gene's values": (
+        GENE + 'Gene("width", 3)\n',
+        "mine.py, line 16: The gene 'width' needs a tuple of numbers, such as (8, 12, 16), got 3. --trace",
+    ),
     "a plain setting": (SPACE.replace('setting(3, "how large it is", low=1)', "3"), "size of Own must be made with setting("),
 }
 

@@ -137,7 +137,7 @@ def test_nobody_is_left_without_a_test_image() -> None:
         ("iid", 134, {}, "fewer clients"),
         ("iid", 0, {}, "at least one client"),
         ("label", 50, {}, "fewer clients"),
-        ("label", 20, {"alpha": 0.001}, "larger alpha"),
+        ("label", 20, {"alpha": 0.001}, "Raise split.alpha, or lower clients or split.minimum"),
         ("iid", 101, {}, "fewer clients"),
         ("plato", 4, {"size": 2}, "needs 2"),
     ],

@@ -160,7 +160,7 @@ def make_split(
         if sizes.min() < least:
             raise InvalidData(
                 f"Client {sizes.argmin()} of {clients} would have {sizes.min()} {which} images, it needs {least}. "
-                "Use fewer clients, a larger alpha or more data",
+                "Lower clients, raise split.alpha or use more data",
                 client=int(sizes.argmin()),
                 part=which,
             )

@@ -39,8 +39,8 @@ def by_label(
         if held.min() >= minimum:
             return _deal(labels, counts, rng)
     raise InvalidData(
-        f"No division of {len(labels)} examples among {clients} clients with alpha {alpha} gave every client {minimum} examples in "
-        f"{tries} draws. Use a larger alpha, fewer clients or a smaller minimum",
+        f"No division of {len(labels)} examples among {clients} clients with split.alpha={alpha} gave every client {minimum} examples in "
+        f"{tries} draws. Raise split.alpha, or lower clients or split.minimum",
         examples=len(labels),
         clients=clients,
         alpha=alpha,
@@ -212,7 +212,7 @@ def _top_up(counts: Positions, held: Positions, at_least: int) -> None:
             else:
                 raise InvalidData(
                     f"The {counts.sum()} test examples cannot give each of {len(counts)} clients {at_least} of its own classes. "
-                    "Use fewer clients, a larger alpha or more test examples",
+                    "Lower clients, raise split.alpha or use more test examples",
                     clients=len(counts),
                     client=int(client),
                 )

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.errors import InvalidArchitecture, InvalidConfig
+from fedloom.core.errors import InvalidArchitecture, InvalidConfig, printable
 from fedloom.core.registry import Registry, did_you_mean
 
 Choices = Sequence[int] | npt.NDArray[np.integer]
 Genes = Any  # (architectures, genes) choices: lists, an array or a tensor
 COUNTED = 300_000  # choices of all genes together that are gone through to count architectures
+MOST_CHOICES = 2**16  # of one gene: files keep a choice in 16 bits
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,22 @@ class Gene:
     labels: tuple[str, ...] = ()  # what the values mean, where they are only numbers of something
     stage: int = 0  # its stage or kind of cell, from 1; 0: before the stages, or all over the network
     place: int = 0  # its block or edge there, from 1; 0: the stage as a whole
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InvalidConfig(f'A gene needs a name, got {self.name!r}. Write Gene("width", (8, 12, 16))')
+        where = f"The gene {self.name!r}"
+        if not isinstance(self.values, Sequence) or not all(isinstance(value, Real) for value in self.values[: MOST_CHOICES + 1]):
+            given = printable(repr(self.values), 60)
+            raise InvalidConfig(f"{where} needs a tuple of numbers, such as (8, 12, 16), got {given}", gene=self.name)
+        if not 1 <= len(self.values) <= MOST_CHOICES:
+            raise InvalidConfig(f"{where} needs 1 to {MOST_CHOICES:,} values, got {len(self.values):,}", gene=self.name)
+        object.__setattr__(self, "values", tuple(self.values))  # a list or a range does as well
+        if twice := [value for value, times in Counter(self.values).items() if times > 1]:
+            raise InvalidConfig(f"{where} has the value {twice[0]} more than once. Name every value once", gene=self.name)
+        if self.labels and len(self.labels) != len(self.values):
+            counts = f"{len(self.labels)} labels for {len(self.values)} values"
+            raise InvalidConfig(f"{where} has {counts}. Give one label for each value, or none", gene=self.name)
 
     @property
     def shown(self) -> list[object]:
@@ -185,7 +204,12 @@ class SearchSpace(ABC):
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
         """(genes,) number of choices of each gene."""
-        return np.array([len(gene.values) for gene in self.genes])
+        sizes = [len(gene.values) for gene in self.genes]
+        if max(sizes, default=1) == 1:
+            raise InvalidConfig(
+                f"{self.name} has one architecture only: give at least one of its genes two values or more", space=self.name
+            )
+        return np.array(sizes)
 
     def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
         """(genes,) which genes have an effect under these choices."""
