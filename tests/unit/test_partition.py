@@ -128,7 +128,7 @@ def test_matching_test_tops_up_from_the_richest_owner_of_the_class() -> None:
 
 def test_matching_test_says_when_there_is_too_little() -> None:
     parts = [np.array([0]), np.array([1])]
-    with pytest.raises(InvalidData, match="fewer clients"):
+    with pytest.raises(InvalidData, match=r"Lower clients, raise split\.alpha or use more test examples"):
         partition.matching_test(parts, np.array([0, 0]), np.array([0]), generator(), at_least=1)
 
 
