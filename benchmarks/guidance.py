@@ -26,11 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom import surrogates, workshop  # noqa: F401 - fills the registry
+from fedloom.analyses.figure3 import new_ones
 from fedloom.assemble import environment, usable_device
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.data.readers import read
 from fedloom.files import write_file
+from fedloom.generator.candidates import children
 from fedloom.generator.conditions import taken
 from fedloom.generator.denoiser import Denoiser
 from fedloom.generator.generator import Gain, Generator
@@ -110,19 +112,6 @@ class Truth:
             own = [number for number, task in enumerate(tasks) if task.condition == condition]
             found[:, own] = torch.stack(list(rows)).double().cpu().numpy()[:, own]
         return found
-
-
-def evolved(space: SearchSpace, parents: Sequence[Architecture], count: int, draw: np.random.Generator) -> list[Architecture]:
-    """Children by crossover and mutation, none of them a parent or twice."""
-    known: set[Architecture] = set(parents)
-    children: list[Architecture] = []
-    while len(children) < count:
-        first, second = draw.integers(len(parents), size=2)
-        child = space.mutate(space.crossover(parents[first], parents[second], draw), draw, 0.1)
-        if child not in known:
-            known.add(child)
-            children.append(child)
-    return children
 
 
 def picked(
@@ -268,12 +257,12 @@ def main() -> None:
 
     def of_task(number: int) -> dict[str, float]:
         task = tasks[number]
-        children = evolved(space, population, CANDIDATES, rng(seed, "children", number))
-        candidates = {EVOLUTION: children, "random": random(CANDIDATES, "fresh", number)}
+        evolved = new_ones(children(space, population, 0.1, rng(seed, "children", number)), population, CANDIDATES)
+        candidates = {EVOLUTION: evolved, "random": random(CANDIDATES, "fresh", number)}
         candidates[GUIDED] = guided(task, 1000 + number, CANDIDATES, strength)
         others = [own((number + shift) % len(tasks)) for shift in shifts]  # for tasks elsewhere in the list
         drawn = {GUIDED: own(number), OTHERS: [a for members in others for a in members[: -(-count // len(others))]]}
-        drawn |= {EVOLUTION: children[:PICKED]}
+        drawn |= {EVOLUTION: evolved[:PICKED]}
         drawn |= {f"{name} + RBF": picked(space, population, scores[:, number], some) for name, some in candidates.items()}
         found = {name: float(truth(some, report, [task]).mean()) for name, some in drawn.items()}
         return found | {"unique": unique_share(np.array([a.choices for a in own(number)])), "parameters": parameters(own(number))}

@@ -99,9 +99,10 @@ def generate(
 
 def _images(data: str) -> Dataset:
     """A data set by name, in the folder ``data``, or a folder of images."""
-    if data in DATASETS and data != "folder":
+    named = [name for name in DATASETS if name not in ("folder", "sites")]  # which need to be told where
+    if data in named:
         return read(DataSettings(name=data))
     if not Path(data).is_dir():
-        names = ", ".join(name for name in DATASETS if name != "folder")
+        names = ", ".join(named)
         raise InvalidData(f"--data {data} is neither a folder of class folders nor a data set ({names})", place=data)
     return read(DataSettings(name="folder", folder=data))

@@ -134,6 +134,7 @@ def test_commands_without_run_settings_take_it(fedloom_: Fedloom, write: Callabl
     outcome = fedloom_("list", "spaces", "--plugin", name)
     assert outcome.code == 0 and "a space" in outcome.out
     assert "mine.size" in fedloom_("list", "settings", "--plugin", name).out
+    check_refused(fedloom_("generate", "mine", "--plugin", name), InvalidConfig, "The space mine has no supernet", "plugins")
     card = fedloom_("space", "toy", "--plugin", TOY, "--size", 8)
     assert card.code == 0 and "2,457" in card.out, card
 

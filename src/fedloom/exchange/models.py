@@ -25,7 +25,10 @@ Facts = Mapping[str, Any]
 
 
 def make_supernet(name: str, space_settings: Any, image: ImageShape) -> Supernet[Any]:
-    return SUPERNETS[name].make(SPACES[name].make(space_settings, image))
+    space = SPACES[name].make(space_settings, image)
+    if name not in SUPERNETS.entries:
+        raise InvalidConfig(f"The space {name} has no supernet. Name the file that adds it, too, among the plugins", name=name)
+    return SUPERNETS[name].make(space)
 
 
 def space_settings(space: str, overrides: Sequence[str], base: Any = None) -> Any:

@@ -38,7 +38,7 @@ class ProxySettings:
     held_out: float = setting(0.2, "share of the classes that the predictor never sees", low=0.05, high=0.8)
     tasks: int = setting(1200, "class subsets to score architectures on", low=3)
     held_out_tasks: int = setting(120, "class subsets of the held-out classes", low=3)
-    task_sizes: tuple[int, ...] = setting((5, 10, 20), "classes in a task, in turn", low=2)
+    task_sizes: tuple[int, ...] = setting((5, 10, 20), "classes in a task, in turn; never more than there are", low=2)
     conditions: tuple[str, ...] = setting(
         tuple(CONDITIONS), f"how the images of a task were taken, in turn: {', '.join(CONDITIONS)}", choices=tuple(CONDITIONS)
     )
