@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import Gene, SearchSpace
 
@@ -28,8 +27,6 @@ class Tokens:
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
         self.genes = np.flatnonzero(space.sizes > 1)  # rows: genes of the space that decide something
-        if not len(self.genes):
-            raise InvalidConfig(f"The space {space.name} has one architecture: no gene has two values, so there is nothing to generate")
         active = space.active_many(space.sample_many(rng("tokens", space.name), PROBES))
         self.may_be_absent = ~np.all(active, axis=0, keepdims=True)[0, self.genes]  # (rows,)
         sizes = space.sizes[self.genes]
