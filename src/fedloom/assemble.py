@@ -304,18 +304,7 @@ def so_far(store: Store) -> tuple[float, bool]:
         result = json.loads(store.read_text("result.json"))
         return float(result["cost"]["seconds"]), bool(result["finished"])
     except (DamagedRun, ValueError, KeyError, TypeError):
-        return 0.0, False  # no result was written yet
-
-
-def read_result(store: Store) -> dict[str, Any]:
-    """result.json as it stands; a run that was stopped before its first checkpoint has none."""
-    try:
-        result = json.loads(store.read_text("result.json"))
-        if not isinstance(result, dict) or not {"method", "clients", "cost", "uploads", "finished"} <= set(result):
-            raise ValueError("something is missing")
-    except ValueError as error:
-        raise DamagedRun(f"{store.folder / 'result.json'} is damaged ({error})", folder=str(store.folder)) from error
-    return result
+        return 0.0, False  # no result was written yet, or it is damaged: seconds before are then not counted
 
 
 def _known(accuracy: float | None) -> float:

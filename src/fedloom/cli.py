@@ -21,8 +21,8 @@ from fedloom import config
 from fedloom.analyses.client_commands import gain
 from fedloom.analyses.client_commands import join as join_in_simulation
 from fedloom.analyses.commands import app as analyse
-from fedloom.assemble import free_folder, new_run, read_result, resume_run, saved_settings
-from fedloom.core.errors import FedloomError, Interrupted, InvalidConfig
+from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
+from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
 from fedloom.core.seeds import rng
@@ -40,6 +40,7 @@ from fedloom.report.tables import client_table, summary
 from fedloom.report.terminal import console, say
 from fedloom.report.track import Several, Tracker
 from fedloom.reporting.command import report
+from fedloom.reporting.reading import read_result
 from fedloom.space_commands import generate, list_, pretrain, pretrain_help, space
 
 typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off
@@ -175,7 +176,10 @@ def show(
     saved_settings(folder)  # proves that it is a run, and brings its plugins
     entries = list(store.read_ledger())
     if not client:
-        for part in run_view(read_result(store), entries):
+        result = read_result(folder)
+        if not result:
+            raise DamagedRun(f"{folder} has no result.json: the run was stopped before its first checkpoint", folder=str(folder))
+        for part in run_view(result, entries):
             console.print(part, highlight=False)
         return
     own = [entry for entry in entries if entry.client == client]

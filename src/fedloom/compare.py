@@ -232,7 +232,8 @@ def _finished(folder: Path) -> dict[str, Any] | None:
     """The result of a finished run."""
     try:
         result = json.loads((folder / "result.json").read_text())
-        return result if result["schema"] == SCHEMA and result["finished"] and result["clients"] else None
+        whole = result["accuracy"]["mean"] is not None and result["cost"]["seconds"] >= 0 and isinstance(result["environment"], dict)
+        return result if result["schema"] == SCHEMA and result["finished"] and result["clients"] and whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -258,7 +259,11 @@ def collect(runs: Sequence[PlannedRun], failures: Sequence[Failure]) -> dict[str
         if run in failed:
             continue
         results[run.method][run.seed] = result_of(run)
-        split = (run.folder / "state" / "split.safetensors").read_bytes()
+        try:
+            split = (run.folder / "state" / "split.safetensors").read_bytes()
+        except OSError as error:
+            cure = f"Remove {run.folder}, and the same command runs it again"
+            raise DamagedRun(f"{error.filename} cannot be read ({error.strerror}). {cure}", folder=str(run.folder)) from error
         other, expected = splits.setdefault(run.seed, (run, split))
         if split != expected:
             raise DamagedRun(f"{other.folder} and {run.folder} have different splits, so their clients cannot be compared. Remove one")

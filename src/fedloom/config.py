@@ -145,7 +145,9 @@ def _check_names(settings: Settings) -> None:
         raise InvalidConfig(f"There is no engine named {settings.engine!r}. {did_you_mean(settings.engine, list(ENGINES))}")
     if settings.participants > settings.clients:
         raise InvalidConfig(f"participants is {settings.participants}, but the federation has only {settings.clients} clients")
-    tiers(settings.hardware)  # refuses lists that do not go together
+    known = tiers(settings.hardware)  # refuses lists that do not go together
+    if check_tiers := getattr(settings.components[settings.method], "check_tiers", None):
+        check_tiers(len(known))
 
 
 def presets() -> dict[str, str]:

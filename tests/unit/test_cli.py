@@ -103,6 +103,18 @@ def test_resume_of_a_finished_run_shows_its_result_and_changes_nothing(
     assert everything(finished_run) == before
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_without_its_ledger_is_not_resumed(fedloom_: Fedloom, finished_run: Path, finished: bool) -> None:
+    """It would say that nothing left the clients."""
+    result = json.loads((finished_run / "result.json").read_text())
+    (finished_run / "result.json").write_text(json.dumps({**result, "finished": finished}))
+    (finished_run / "ledger.jsonl").unlink()
+    before = everything(finished_run)
+    outcome = fedloom_("resume", finished_run)
+    assert outcome.code == DamagedRun.exit_code and "ledger.jsonl is missing; the run folder is incomplete" in outcome.err
+    assert everything(finished_run) == before
+
+
 THINGS = {
     "methods": [entry.name for entry in METHODS],
     "spaces": [entry.name for entry in SPACES],

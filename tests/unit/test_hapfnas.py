@@ -249,14 +249,18 @@ def test_a_budget_that_is_set_takes_its_place(tiny: Tiny, played: Played) -> Non
 def test_tiers_may_have_limits_of_their_own(tiny: Tiny, played: Played) -> None:
     space = played.method.bench.space
     least, middle = (space.cost(space.named[name]).macs for name in ("smallest", "medium"))
-    own = Played(tiny(OWN, f"hapfnas.macs=[{least}, {middle}]"))
+    tiers = "hardware.gmacs=[10, 100]"
+    own = Played(tiny(OWN, f"hapfnas.macs=[{least}, {middle}]", tiers))
     assert [own.method.allowed(30, 20, 60, tier).limits[0].most for tier in (0, 1)] == [least, middle]
-    with pytest.raises(InvalidConfig, match=r"2 limits, but there is a tier 2\. Give one for each tier, or one for all"):
-        own.method.allowed(30, 20, 60, 2)
+    for limits, also in ((2, ()), (3, (tiers,))):
+        with pytest.raises(InvalidConfig, match=rf"hapfnas.macs has {limits} limits where there are {limits - 1} tiers"):
+            tiny(OWN, f"hapfnas.macs={[middle] * limits}", *also)
+    with pytest.raises(InvalidConfig, match=r"hapfnas.macs and budget.\* both limit what clients may have. Set one of them"):
+        Played(tiny(OWN, f"hapfnas.macs=[{middle}]", f"budget.macs={middle}"))
     same = Played(tiny(OWN, f"hapfnas.macs=[{middle}]")).method
     assert {same.allowed(30, 20, 60, tier).limits[0].most for tier in range(3)} == {middle}
-    with pytest.raises(InvalidConfig, match="is too little for mobilenetv3"):
-        Played(tiny(OWN, f"hapfnas.macs=[{middle}, {least - 1}]"))
+    with pytest.raises(InvalidConfig, match=r"hapfnas.macs \(.*\) is too little for mobilenetv3"):
+        Played(tiny(OWN, f"hapfnas.macs=[{middle}, {least - 1}]", tiers))
 
 
 def test_what_a_client_finds_keeps_its_budget(tiny: Tiny) -> None:

@@ -213,7 +213,7 @@ def test_what_is_no_run_is_refused(fedloom_: Fedloom, runs: Path, tmp_path: Path
         ("result.json", "{", "result.json is damaged"),
         ("result.json", '{"schema": "another/1"}', "another/1"),
         ("result.json", "[]", "result.json is damaged"),
-        ("result.json", '{"schema": "fedloom.result/1", "clients": []}', "cost"),
+        ("result.json", '{"schema": "fedloom.result/1", "clients": []}', "it has no 'method'"),
         ("config.toml", "method = ", "config.toml"),
         ("config.toml", 'method = "nonsense"', "config.toml"),
         ("ledger.jsonl", '{"client": 1}\n', "line 1"),

@@ -68,9 +68,14 @@ def test_a_run_that_has_little_to_show(a_finished_run: Path, fedloom_: Fedloom, 
     assert "There are no personal models yet." in outcome.out and "there is none: no round had an accuracy" in outcome.out
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", "{}"])
+FOREIGN = '{"schema":"fedloom.result/1","method":1,"clients":[],"cost":{},"uploads":[],"finished":true}'
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", FOREIGN])
 def test_damaged_results(damage: str, a_finished_run: Path, fedloom_: Fedloom, tmp_path: Path) -> None:
     shutil.copytree(a_finished_run, tmp_path / "run")
     (tmp_path / "run" / "result.json").write_text(damage)
     check_refused(fedloom_("show", tmp_path / "run"), DamagedRun, "result.json is damaged")
     check_refused(fedloom_("show", tmp_path), DamagedRun, "is not a run folder")
+    (tmp_path / "run" / "result.json").unlink()
+    check_refused(fedloom_("show", tmp_path / "run"), DamagedRun, "has no result.json")

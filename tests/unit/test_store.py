@@ -297,6 +297,7 @@ def test_half_written_and_foreign_files_are_no_memories(store: Store) -> None:
     store.save_memory("client-0", 1, a_memory(1))
     (store.client_folder("client-0") / ".memory-2.safetensors.part").write_bytes(b"half")
     (store.client_folder("client-0") / "notes.txt").write_text("mine")
+    (store.client_folder("client-0") / "memory-4 (copy).safetensors").write_text("a copy")
     assert memory_number(store.load_memory("client-0", 5)) == 1
 
 

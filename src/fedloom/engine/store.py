@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -101,6 +102,12 @@ class Store:
                 except (ValueError, TypeError, KeyError) as error:
                     raise DamagedRun(f"{path}, line {number} is damaged ({error}). Restore it from a copy") from error
 
+    def check_ledger(self) -> None:
+        """A run that has come to its first checkpoint has a ledger: without it nobody could say what left the clients."""
+        path = self.folder / "ledger.jsonl"
+        if self.checkpoint > 0 and not path.exists():
+            raise DamagedRun(f"{path} is missing; the run folder is incomplete. Restore it from a copy", path=str(path))
+
     def rewind_ledger(self, rounds_over: bool) -> None:
         """Drop what was written after the last checkpoint: those rounds will be run again."""
         kept = [e.to_json() for e in self.read_ledger() if (e.final and rounds_over) or (not e.final and e.round < self.checkpoint)]
@@ -131,7 +138,8 @@ class Store:
     def _memory_rounds(self, client: str) -> list[int]:
         folder = self.client_folder(client)
         names = os.listdir(folder) if folder.exists() else []
-        return [int(name[7:-12]) for name in names if name.startswith("memory-") and name.endswith(".safetensors")]
+        found = [re.fullmatch(r"memory-(\d+)\.safetensors", name) for name in names]  # copies have other names
+        return [int(one[1]) for one in found if one]
 
     def _memory_path(self, client: str, round: int) -> Path:
         return self.client_folder(client) / f"memory-{round}.safetensors"

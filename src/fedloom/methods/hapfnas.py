@@ -72,6 +72,12 @@ class HapfnasSettings:
     mutation: float = setting(0.2, "probability of redrawing a gene of a mutant", low=0, high=1)
     finalists: int = setting(256, "architectures that are scored at the end, the best by prediction", low=1)
 
+    def check_tiers(self, count: int) -> None:
+        """Asked when settings are read: how many tiers of hardware there are."""
+        if len(self.macs) not in (0, 1, count):
+            what = f"hapfnas.macs has {len(self.macs)} limits where there are {count} tiers (hardware.*)"
+            raise InvalidConfig(f"{what}. Give one for each tier, or one for all", key="hapfnas.macs")
+
 
 @dataclass(frozen=True)
 class HapfnasState:
@@ -102,8 +108,10 @@ class Hapfnas:
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> HapfnasState:
         self._images()  # refuses to start without
+        if self.settings.macs and isinstance(self.bench.space, Bounded):
+            raise InvalidConfig("hapfnas.macs and budget.* both limit what clients may have. Set one of them", key="hapfnas.macs")
         for limit in self.settings.macs:
-            self._within(limit)  # or with limits that nothing keeps
+            self._within(limit)  # refuses limits that nothing keeps
         knowledge, supernet = self.bench.initial_network(seed, self._smallest), self.bench.initial_supernet(seed)
         return HapfnasState(0, seed, frozen(knowledge), frozen(supernet), {}, {})
 
@@ -253,14 +261,11 @@ class Hapfnas:
             return space
         if not limits:
             return self._within(macs_by_data(space, examples, fewest, most, self.settings.budget_steps))
-        if len(limits) > 1 and tier >= len(limits):
-            cure = "Give one for each tier, or one for all"
-            raise InvalidConfig(f"hapfnas.macs has {len(limits)} limits, but there is a tier {tier}. {cure}", key="hapfnas.macs")
         return self._within(limits[tier % len(limits)])
 
     def _within(self, macs: float) -> Bounded:
         space = self.bench.space.whole if isinstance(self.bench.space, Bounded) else self.bench.space
-        return Bounded(space, (Limit("macs", macs, lambda architecture: space.cost(architecture).macs, "multiply-accumulates"),))
+        return Bounded(space, (Limit("macs", macs, lambda a: space.cost(a).macs, "multiply-accumulates", table="hapfnas"),))
 
     def _search(self, space: Bounded, site: ClientSite, supernet: Weights, draw: np.random.Generator) -> Found:
         """A score is minus the loss on validation data, with weights as they are in the supernet."""

@@ -64,6 +64,15 @@ def open_run(folder: Path) -> RunView:
     )
 
 
+KINDS: dict[str, type] = {  # of what result.json must have
+    **dict.fromkeys(("method", "space", "dataset"), str),
+    **dict.fromkeys(("seed", "rounds"), int),
+    **dict.fromkeys(("cost", "environment", "accuracy"), dict),
+    **dict.fromkeys(("clients", "uploads"), list),
+    "finished": bool,
+}
+
+
 def read_result(folder: Path) -> dict[str, Any]:
     """result.json; empty if the run has not come to its first checkpoint."""
     path = folder / "result.json"
@@ -73,16 +82,17 @@ def read_result(folder: Path) -> dict[str, Any]:
         result = json.loads(path.read_bytes())
         if result["schema"] != SCHEMA:
             raise ValueError(f"its schema is {result['schema']!r}, not {SCHEMA!r}")
-        for key, kind in (("clients", list), ("cost", dict), ("environment", dict), ("rounds", int), ("finished", bool), ("uploads", list)):
+        for key, kind in KINDS.items():
             if not isinstance(result[key], kind):
                 raise ValueError(f"{key} is {plain(result[key], 40)!r}")
         for row in result["clients"]:
             _client(row)
-        for key in ("seconds", "bytes_up"):
-            if type(result["cost"][key]) not in (int, float):
-                raise ValueError(f"cost.{key} is {plain(result['cost'][key], 40)!r}")
+        cost = {**result["cost"], **{f"stages.{stage}": seconds for stage, seconds in result["cost"]["stages"].items()}}
+        for key in ("seconds", "bytes_up", "bytes_down", *(name for name in cost if name.startswith("stages."))):
+            if type(cost[key]) not in (int, float):
+                raise ValueError(f"cost.{key} is {plain(cost[key], 40)!r}")
         return dict(result)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else plain(error, 160)
         raise DamagedRun(f"{path} is damaged ({what}). `fedloom resume {folder}` writes it again", path=str(path)) from error
 

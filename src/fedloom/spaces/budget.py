@@ -50,13 +50,14 @@ class Limit:
     need: Need
     unit: str
     measured: bool = False  # by a clock, so that it differs from time to time
+    table: str = "budget"  # of the settings, that it was set in
 
     def needed(self, architecture: Architecture) -> str:
         """In words, never rounded to less: the number shown is one that suffices."""
         return f"{_number(math.ceil(self.need(architecture) * 1000) / 1000)} {self.unit}"
 
     def __str__(self) -> str:
-        return f"budget.{self.name} ({_number(self.most)})"
+        return f"{self.table}.{self.name} ({_number(self.most)})"
 
 
 def bounded(space: SearchSpace, budget: BudgetSettings, batch: int, latency_ms: Need) -> SearchSpace:
@@ -104,7 +105,7 @@ class Bounded(SearchSpace):
                 f"{broken} is too little for {self.name}: the architecture named smallest needs "
                 f"{broken.needed(whole.named['smallest'])}. "
                 "Raise the budget (0 is no limit), or make the space smaller by the settings in its table",
-                key=f"budget.{broken.name}",
+                key=f"{broken.table}.{broken.name}",
             )
 
     # -- the budget ---------------------------------------------------------
