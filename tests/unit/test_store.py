@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -299,6 +300,18 @@ def test_half_written_and_foreign_files_are_no_memories(store: Store) -> None:
     (store.client_folder("client-0") / "notes.txt").write_text("mine")
     (store.client_folder("client-0") / "memory-4 (copy).safetensors").write_text("a copy")
     assert memory_number(store.load_memory("client-0", 5)) == 1
+
+
+def test_a_lost_memory_is_not_an_empty_one(store: Store) -> None:
+    store.save_memory("client-0", 1, a_memory(1))
+    store.save_state(a_state(), 3)
+    again = Store(store.folder)
+    again.load_state(a_state())
+    assert memory_number(again.load_memory("client-0", 3)) == 1 and again.load_memory("client-1", 3) == ClientMemory()
+    shutil.rmtree(store.folder / "clients")
+    with pytest.raises(DamagedRun, match="client-0 has lost the client's memory; without it the run would become another"):
+        again.load_memory("client-0", 3)
+    assert again.load_memory("client-1", 3) == ClientMemory()
 
 
 def test_a_method_without_memory_writes_none(store: Store) -> None:

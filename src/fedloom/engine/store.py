@@ -33,6 +33,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoint = 0  # the round a resume would start from
+        self._remembering: set[str] = set()  # clients that have written a memory
+        self._must_remember: set[str] = set()  # those that had at the checkpoint this began with
         self._lock: IO[str] | None = None
 
     # -- the folder -------------------------------------------------------------
@@ -66,7 +68,8 @@ class Store:
 
     # -- server state --------------------------------------------------------------
     def save_state(self, state: Any, round: int) -> None:
-        write_arrays(self.folder / "state" / "server.safetensors", *pack_state(state, round))
+        arrays, facts = pack_state(state, round)
+        write_arrays(self.folder / "state" / "server.safetensors", arrays, {**facts, "remembering": sorted(self._remembering)})
         self.checkpoint = round
 
     def load_state(self, template: State) -> State | None:
@@ -74,7 +77,9 @@ class Store:
         path = self.folder / "state" / "server.safetensors"
         if not path.exists():
             return None
-        state, self.checkpoint = read_state(path, template)
+        state, facts = read_state(path, template)
+        self.checkpoint = int(facts["round"])
+        self._remembering, self._must_remember = set(facts.get("remembering", ())), set(facts.get("remembering", ()))
         return state
 
     def save_split(self, arrays: Arrays, facts: dict[str, Any]) -> None:
@@ -120,6 +125,9 @@ class Store:
     def load_memory(self, client: str, round: int) -> ClientMemory:
         """The memory a client had before this round, even if it answered the round already and is asked again."""
         earlier = [number for number in self._memory_rounds(client) if number < round]
+        if not earlier and client in self._must_remember:
+            path = self.client_folder(client)
+            raise DamagedRun(f"{path} has lost the client's memory; without it the run would become another. Restore it from a copy")
         if not earlier:
             return ClientMemory()
         arrays, facts = read_arrays(self._memory_path(client, max(earlier)))
@@ -130,6 +138,7 @@ class Store:
         if not (memory.arrays or memory.facts or self._memory_rounds(client)):
             return
         write_arrays(self._memory_path(client, round), memory.arrays, memory.facts)
+        self._remembering.add(client)
         before = [number for number in self._memory_rounds(client) if number < self.checkpoint]
         for number in before:
             if number != max(before):
@@ -167,14 +176,14 @@ def pack_state(state: Any, round: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, {"state": type(state).__name__, "round": round, "fields": facts}
 
 
-def read_state(path: Path, template: State) -> tuple[State, int]:
-    """The state in a file, of the same type as ``template``, and its round."""
+def read_state(path: Path, template: State) -> tuple[State, dict[str, Any]]:
+    """The state in a file, of the same type as ``template``, and what the file says of itself: its round, and who remembers."""
     arrays, facts = read_arrays(path)
     try:
         if facts["state"] != type(template).__name__:
             raise ValueError(f"it holds a {facts['state']}, not a {type(template).__name__}")
         values = {item.name: _restored(item.name, getattr(template, item.name), arrays, facts) for item in fields(template)}  # type: ignore[arg-type]
-        return type(template)(**values), int(facts["round"])
+        return type(template)(**values), {**facts, "round": int(facts["round"])}
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedRun(f"{path} does not hold the state of this run's method and settings: {error}", path=str(path)) from error
 
