@@ -91,7 +91,8 @@ def test_the_command(folder: Path, fedloom_: Fedloom) -> None:
 
 
 def test_newcomers_are_tested_on_images_that_nobody_trained_on(tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
-    new_run(tiny("method=perfedrlnas", "split.rule=label", "split.alpha=10", "split.minimum=20", "split.test=0.2"), tmp_path / "run", nobody)
+    changes = ("split.rule=label", "split.alpha=10", "split.minimum=20", "split.test=0.2")
+    new_run(tiny("method=perfedrlnas", *changes), tmp_path / "run", nobody)
     run = reopen_run(tmp_path / "run")
     assert run.federation.split.own_tests
     federation = _newcomers(run, 4, 0)[1]
