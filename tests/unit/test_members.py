@@ -71,6 +71,15 @@ def test_all_members_together(tmp_path: Path) -> None:
         read_members(tmp_path / ".hidden", 8)
 
 
+def test_members_with_one_class_between_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_images(tmp_path / name, {"cat": 5})
+    with pytest.raises(InvalidData, match=r"have one class between them, 'cat', and at least 2 are needed\. Add a folder"):
+        read_members(tmp_path, 8)
+    write_images(tmp_path / "b", {"dog": 5})
+    assert read_members(tmp_path, 8).classes == ("cat", "dog")
+
+
 def test_what_a_server_knows_of_images(tmp_path: Path) -> None:
     known = blank(("a", "b"), 16)
     assert known.classes == ("a", "b") and known.train.images.shape == (0, 3, 16, 16) and len(known.test) == 0
