@@ -85,8 +85,11 @@ def test_what_a_server_knows_of_images(tmp_path: Path) -> None:
     assert known.classes == ("a", "b") and known.train.images.shape == (0, 3, 16, 16) and len(known.test) == 0
     write_images(tmp_path, {"any": 3})
     assert unlabelled(tmp_path / "any", 8).shape == (3, 3, 8, 8)
-    with pytest.raises(InvalidData, match="holds no image for the server"):
+    with pytest.raises(InvalidData, match="any is a folder inside a folder of images"):
         unlabelled(tmp_path, 8)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InvalidData, match="holds no image for the server"):
+        unlabelled(tmp_path / "none", 8)
 
 
 LABELS = np.tile(np.arange(5), 6)
