@@ -130,6 +130,7 @@ def test_the_digest_is_of_what_must_be_the_same_everywhere(agreement_file: Calla
         ('name = "a"\nwait = -1', "wait must be at least 0"),
         ('name = "a"\ndevice = "tpu"', "device must be one of auto, cpu, cuda"),
         ('name = "a"\nthreads = true', "threads must be a whole number"),
+        ('name = "a"\nthreads = 1025', "threads must be at least 0 and at most 1024"),
         ("name", "is not a readable TOML file"),
     ],
 )

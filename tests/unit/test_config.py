@@ -104,6 +104,9 @@ def test_settings_of_components_that_are_not_used_are_kept() -> None:
         ("perfedsde.mutation=1.5", ("perfedsde.mutation must be at least 0 and at most 1, got 1.5",)),
         ("perfedsde.mutation=-0.1", ("perfedsde.mutation must be at least 0 and at most 1, got -0.1",)),
         ("rounds=0", ("rounds must be at least 1, got 0",)),
+        ("inline.threads=1025", ("inline.threads must be at least 0 and at most 1024, got 1025",)),
+        ("processes.threads=1025", ("processes.threads must be at least 1 and at most 1024, got 1025",)),
+        ("ray.threads=1025", ("ray.threads must be at least 1 and at most 1024, got 1025",)),
         ("seed=-1", ("seed must be at least 0, got -1",)),
         ("training.batch=1", ("training.batch must be at least 2, got 1",)),  # batch normalisation needs two
         ("training.momentum=nan", ("training.momentum must be a finite number, got nan",)),

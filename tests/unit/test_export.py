@@ -173,6 +173,13 @@ def test_the_command_writes_the_format_it_is_asked_for(
     assert path == Path(f"client-001.{ending}") and facts == stored and not network.training
 
 
+@pytest.mark.parametrize("client", ["../clients/client-001", "./client-001", "client-001/", ".."])
+def test_a_path_is_no_clients_name(fedloom_: Fedloom, finished_run: Path, client: str) -> None:
+    outcome = fedloom_("export", finished_run, "--client", client, "--out", "there.safetensors")
+    check_refused(outcome, InvalidConfig, f"has no personal model of {client!r}", "client-001")
+    assert not Path("there.safetensors").exists()
+
+
 def test_formats_are_suggested(fedloom_: Fedloom, finished_run: Path) -> None:
     outcome = fedloom_("export", finished_run, "--client", "client-001", "--format", "onx")
     check_refused(outcome, InvalidConfig, "Did you mean 'onnx'?", "safetensors", "torch")

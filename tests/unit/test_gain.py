@@ -155,6 +155,8 @@ def test_refusals(searched: Path, finished_run: Path, fedloom_: Fedloom, tmp_pat
     refused(DamagedRun, "not a run folder", of=tmp_path / "nowhere")
     refused(InvalidConfig, "have the same architecture (fedavg)", "a method that searches", of=finished_run)
     refused(InvalidConfig, "--start must be personal or shared, got 'fresh'", options=("--start", "fresh"))
+    for rate in ("nan", "inf"):
+        refused(InvalidConfig, f"--rate must be a finite number, got {rate}", options=("--rate", rate))
     refused(InvalidConfig, "has 3, and 2 or more", options=("--clients", 1))
     refused(InvalidConfig, "has 3, and 2 or more", options=("--clients", 4))
     folder = Path(shutil.copytree(searched, tmp_path / "run"))

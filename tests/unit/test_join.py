@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedloom.analyses.join import Joined, join
+from fedloom.analyses.join import Joined, _newcomers, join
 from fedloom.assemble import new_run, reopen_run
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
@@ -88,6 +88,17 @@ def test_the_command(folder: Path, fedloom_: Fedloom) -> None:
     written = json.loads(Path("there/join.json").read_text())
     assert written["schema"] == "fedloom.join/1" and len(written["accuracies"]) == 2 and len(written["newcomers"]) == 3
     assert written == {**written, **json.loads(json.dumps(joined(folder, 3, 2).to_table()))}
+
+
+def test_newcomers_are_tested_on_images_that_nobody_trained_on(tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
+    changes = ("split.rule=label", "split.alpha=10", "split.minimum=20", "split.test=0.2")
+    new_run(tiny("method=perfedrlnas", *changes), tmp_path / "run", nobody)
+    run = reopen_run(tmp_path / "run")
+    assert run.federation.split.own_tests
+    federation = _newcomers(run, 4, 0)[1]
+    trained = {image.numpy().tobytes() for name in run.federation.names for image in run.federation.data_of(name).train.images}
+    tested = {image.numpy().tobytes() for name in federation.names for image in federation.data_of(name).test.images}
+    assert tested and not tested & trained
 
 
 def test_what_cannot_be_joined_is_refused(folder: Path, tiny: Tiny, nobody: Watcher, fedloom_: Fedloom, tmp_path: Path) -> None:

@@ -71,13 +71,25 @@ def test_all_members_together(tmp_path: Path) -> None:
         read_members(tmp_path / ".hidden", 8)
 
 
+def test_members_with_one_class_between_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_images(tmp_path / name, {"cat": 5})
+    with pytest.raises(InvalidData, match=r"have one class between them, 'cat', and at least 2 are needed\. Add a folder"):
+        read_members(tmp_path, 8)
+    write_images(tmp_path / "b", {"dog": 5})
+    assert read_members(tmp_path, 8).classes == ("cat", "dog")
+
+
 def test_what_a_server_knows_of_images(tmp_path: Path) -> None:
     known = blank(("a", "b"), 16)
     assert known.classes == ("a", "b") and known.train.images.shape == (0, 3, 16, 16) and len(known.test) == 0
     write_images(tmp_path, {"any": 3})
     assert unlabelled(tmp_path / "any", 8).shape == (3, 3, 8, 8)
-    with pytest.raises(InvalidData, match="holds no image for the server"):
+    with pytest.raises(InvalidData, match="any is a folder inside a folder of images"):
         unlabelled(tmp_path, 8)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InvalidData, match="holds no image for the server"):
+        unlabelled(tmp_path / "none", 8)
 
 
 LABELS = np.tile(np.arange(5), 6)

@@ -62,4 +62,5 @@ def test_the_command(runs: list[Path], fedloom_: Fedloom) -> None:
 def test_what_has_no_rounds_is_refused(runs: list[Path], tiny: Tiny, nobody: Watcher, fedloom_: Fedloom, tmp_path: Path) -> None:
     new_run(tiny("method=local"), tmp_path / "local", nobody)
     check_refused(fedloom_("analyse", "pace", tmp_path / "local"), InvalidConfig, "has no rounds to look at")
+    check_refused(fedloom_("analyse", "pace", *runs, "--reach", "nan"), InvalidConfig, "--reach must be a finite number, got nan")
     check_refused(fedloom_("analyse", "pace", tmp_path / "nothing"), DamagedRun, "is not a run folder")

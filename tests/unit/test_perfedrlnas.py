@@ -305,3 +305,28 @@ def test_who_never_took_part_gets_what_the_others_like(played: Played) -> None:
     found = policy.probabilities(played.method._usual(state), played.method.bench.space.sizes)
     assert found == pytest.approx(expected, abs=1e-6)
     assert played.farewell("client-002").model is not None
+
+
+def test_the_order_in_which_policies_were_read_changes_nothing(played: Played) -> None:
+    state = settled(played, 3, lambda architecture: architecture.choices[0] / 3)
+    turned = replace(state, policies=dict(reversed(state.policies.items())))
+    assert len(turned.policies) > 2 and np.array_equal(played.method._usual(turned), played.method._usual(state))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # a policy can be finite once and draw from huge numbers
+@pytest.mark.parametrize("setting", ["time_weight=1e308", "memory_weight=1e308", "rate=1e308"])
+def test_a_policy_that_is_not_finite_is_refused(tiny: Tiny, setting: str) -> None:
+    played = Played(tiny(OWN, f"perfedrlnas.{setting}"))
+    state = played.state
+    for _ in range(9):
+        reports = [
+            reported(sent_to(played, state, name), 0.1 * number, seconds=1.0 + 100 * number, memory=0.1 * number)
+            for number, name in enumerate(played.federation.names)
+        ]
+        try:
+            state = played.method.absorb(state, reports)
+        except InvalidConfig as error:
+            words = ("no longer finite", "perfedrlnas.time_weight", "perfedrlnas.memory_weight", "perfedrlnas.rate")
+            assert all(word in str(error) for word in words)
+            return
+    pytest.fail("nothing was refused")

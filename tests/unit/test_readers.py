@@ -245,6 +245,31 @@ def test_folder_takes_every_kind_of_image(tmp_path: Path) -> None:
     assert np.allclose(colours[:4], [[200, 100, 50]] * 4, atol=4) and colours[4] == [255, 255, 255]
 
 
+@pytest.mark.parametrize("name", ["late.bmp", "late.GIF", "late.tif", "late.heic"])
+def test_an_image_that_is_not_read_is_named(tmp_path: Path, name: str) -> None:
+    write_classes(tmp_path)
+    (tmp_path / "dog" / name).touch()
+    with pytest.raises(InvalidData, match=rf"dog.{name} is an image of a kind that is not read \(\.png, .*Save it as one of these"):
+        read_from("folder", tmp_path)
+
+
+def test_a_folder_inside_a_class_is_named(tmp_path: Path) -> None:
+    write_classes(tmp_path)
+    write_image(tmp_path / "dog/puppies/0.png")
+    with pytest.raises(InvalidData, match=r"dog.puppies is a folder inside a folder of images.*Move its images up or remove it"):
+        read_from("folder", tmp_path)
+
+
+def test_files_that_are_no_images_are_passed_over(tmp_path: Path) -> None:
+    write_classes(tmp_path)
+    before = read_from("folder", tmp_path)
+    for name in ("notes.txt", ".DS_Store", "Thumbs.db", ".hidden.bmp"):
+        (tmp_path / "dog" / name).touch()
+    (tmp_path / "dog" / ".thumbnails").mkdir()
+    after = read_from("folder", tmp_path)
+    assert np.array_equal(after.train.images, before.train.images) and np.array_equal(after.test.images, before.test.images)
+
+
 def test_a_photograph_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     write_classes(tmp_path / "train")
     write_classes(tmp_path / "test", each=1)

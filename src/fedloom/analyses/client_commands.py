@@ -14,7 +14,7 @@ from fedloom.analyses.gain import EPOCHS, gain_of
 from fedloom.analyses.join import check_run as check_joinable
 from fedloom.analyses.join import join as join_run
 from fedloom.analyses.join import settle
-from fedloom.analyses.shared import PrintJson, RunFolder, console, say, write
+from fedloom.analyses.shared import PrintJson, RunFolder, check_finite, console, say, write
 from fedloom.assemble import reopen_run
 from fedloom.core.errors import Interrupted
 from fedloom.core.result import mean_and_std
@@ -39,6 +39,7 @@ def gain(
 
     Every accuracy is written down as it comes: the same command goes on where it was stopped.
     """
+    check_finite("--rate", rate)
     work, target = gain_of(reopen_run(folder), clients, epochs, rate, start), out or folder / "analyses"
     watching = Console(stderr=True) if as_json else console
 

@@ -17,7 +17,7 @@ from fedloom.analyses.pace import pace as pace_of
 from fedloom.analyses.phases import Stage, beginnings
 from fedloom.analyses.phases import phases as phases_of
 from fedloom.analyses.policies import policy_likeness
-from fedloom.analyses.shared import PrintJson, RunFolder, console, say, write
+from fedloom.analyses.shared import PrintJson, RunFolder, check_finite, console, say, write
 from fedloom.assemble import reopen_run, saved_settings
 from fedloom.engine.store import Store
 from fedloom.report.plots import Panel, plot_lines
@@ -31,6 +31,7 @@ def pace(
     out: Annotated[Path | None, typer.Option(help="the folder for pace.json, .svg and .png; the first RUN/analyses if not said")] = None,
 ) -> None:
     """Accuracy against simulated time (hardware.*), and the time to a given accuracy (PerFedRLNAS, Table 2)."""
+    check_finite("--reach", reach)
     short = len({folder.resolve().name for folder in folders}) == len(folders)
     names = [folder.resolve().name if short else str(folder) for folder in folders]
     found = {name: (saved_settings(folder).method, pace_of(Store(folder))) for name, folder in zip(names, folders, strict=True)}

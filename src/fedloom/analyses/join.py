@@ -71,13 +71,15 @@ def settle(run: Reopened, clients: int, seed: int, progress: Callable[[int, floa
 
 
 def _newcomers(run: Reopened, clients: int, seed: int) -> tuple[int, Federation, dict[str, str]]:
-    """Their seed, their data (by the run's own rule, from the same pools, with that seed), and newcomer -> its name there."""
+    """Their seed, their data (by the run's own rule, with that seed), and newcomer -> its name there.
+
+    Their test images are always of the test pool: in the training pool lie those that the run's clients trained on."""
     settings, dataset = run.settings, run.federation.dataset
     if dataset.members:
         what = "The images of this run belong to its members, so there are none for newcomers"
         raise InvalidConfig(f"{what}. A site joins with `fedloom join newcomers.safetensors --site SITE.toml`", key="data.name")
     place = derive_seed(settings.seed, "newcomers", seed)
-    split = make_split(settings.split, dataset.train.labels, dataset.test.labels, clients, place)
+    split = make_split(replace(settings.split, test=0.0), dataset.train.labels, dataset.test.labels, clients, place)
     federation = Federation(dataset, split, run.bench.device)
     return place, federation, {name.replace("client", "newcomer"): name for name in federation.names}
 

@@ -31,6 +31,9 @@ def read_member(folder: Path, classes: Sequence[str], side: int) -> tuple[Pool, 
 def read_members(place: Path, image_size: int) -> Dataset:
     """All members below one folder, to rehearse a federation on one machine. The classes are those that any of them has."""
     names, classes = _names(place), classes_of_members(place)
+    if len(classes) < 2:
+        what = f"The members below {place} have one class between them, {classes[0]!r}, and at least 2 are needed"
+        raise InvalidData(f"{what}. Add a folder of images of another class to any of them", folder=str(place))
     pools = [read_member(place / name, classes, image_size) for name in names]
     members = tuple(Member(name, len(train), len(test)) for name, (train, test) in zip(names, pools, strict=True))
     train, test = (_joined([pair[which] for pair in pools]) for which in (0, 1))

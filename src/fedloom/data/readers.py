@@ -25,6 +25,7 @@ Labels = npt.NDArray[np.int64]
 
 READERS = 8  # threads that decode images
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+UNREAD_ENDINGS = (".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".pgm", ".pnm", ".ppm", ".tga", ".tif", ".tiff")
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +233,16 @@ def folder_pool(
 
 
 def images_in(folder: Path) -> list[Path]:
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [entry for entry in entries if entry.suffix.lower() in IMAGE_ENDINGS and not entry.name.startswith(".")]
+    """Refuses what would be left out in silence: images of other formats, and folders. Files that are no images are passed over."""
+    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")] if folder.is_dir() else []
+    for entry in entries:
+        if entry.suffix.lower() in UNREAD_ENDINGS:
+            what = f"{entry} is an image of a kind that is not read ({', '.join(IMAGE_ENDINGS)} are)"
+            raise InvalidData(f"{what}. Save it as one of these or remove it", file=str(entry))
+        if entry.is_dir():
+            what = f"{entry} is a folder inside a folder of images, where only image files are read"
+            raise InvalidData(f"{what}. Move its images up or remove it", folder=str(entry))
+    return [entry for entry in entries if entry.suffix.lower() in IMAGE_ENDINGS]
 
 
 def decode(paths: Sequence[Path], side: int, resize: bool) -> Images:

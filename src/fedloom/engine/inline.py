@@ -17,7 +17,9 @@ from fedloom.engine.visit import Books, visit
 @dataclass(frozen=True)
 class InlineSettings:
     device: str = setting("auto", "where clients train: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
-    threads: int = setting(0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0)
+    threads: int = setting(
+        0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0, high=1024
+    )
 
 
 class InlineLink:

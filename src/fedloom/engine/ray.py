@@ -35,7 +35,7 @@ class RaySettings:
     workers: int = setting(0, "processes that train clients; 0 is one per GPU, or per CPU core if there is none", low=0)
     per_gpu: int = setting(1, "workers that share a GPU", low=1)
     device: str = setting("auto", "where clients train: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
-    threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only for equal thread counts", low=1)
+    threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only for equal thread counts", low=1, high=1024)
 
 
 class Worker:

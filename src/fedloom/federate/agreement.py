@@ -79,7 +79,9 @@ class SiteSettings:
     images: str = setting("images", "this site's images: class folders, or train/ and test/ of class folders")
     folder: str = setting("fedloom-site", "where its memory, its model and the log of what left are kept")
     device: str = setting("auto", "where it trains: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
-    threads: int = setting(0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0)
+    threads: int = setting(
+        0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0, high=1024
+    )
     poll: float = setting(0.5, "seconds between two looks for an instruction, at most", low=0.01, high=60)
     wait: float = setting(0.0, "seconds to try to reach the server before giving up; 0 is for ever", low=0)
     message_mb: int = setting(256, "megabytes an instruction may have", low=1, high=4096)

@@ -147,7 +147,7 @@ class PerFedRLNAS:
     def _usual(self, state: PerFedRLNASState) -> policy.Table:
         """Logits of the mean policy."""
         sizes = self.bench.space.sizes
-        found = [policy.probabilities(known[0], sizes) for known in state.policies.values()]
+        found = [policy.probabilities(known[0], sizes) for _, known in sorted(state.policies.items())]  # as in _mean
         return np.log(np.mean(found, 0) + policy.EPSILON) if found else policy.uniform(sizes)
 
     def drawn(self, state: PerFedRLNASState, client: str) -> Architecture:
@@ -170,14 +170,21 @@ class PerFedRLNAS:
         space = self.bench.space
         return space.decode(space.encode(space.canonical(chosen)))
 
+    @np.errstate(over="ignore", invalid="ignore")  # refused below
     def _moved(self, known: np.ndarray, architecture: Architecture, reward: float, visit: int) -> np.ndarray:
         """One step of policy gradient ascent (Eq. 7)."""
         space = self.bench.space
         gradient = reward * policy.log_gradient(known[0], space.sizes, np.array(architecture.choices))
         gradient[~space.active(architecture.choices)] = 0.0
         change, moments = policy.adam(known[1:], gradient, visit, self.settings.rate)
-        return np.concatenate([(known[0] + change)[None], moments])
+        moved = np.concatenate([(known[0] + change)[None], moments])
+        if not np.isfinite(moved).all():
+            what = "A policy is no longer finite: its reward or its step was too large"
+            cure = "Lower perfedrlnas.time_weight, perfedrlnas.memory_weight or perfedrlnas.rate"
+            raise InvalidConfig(f"{what}. {cure}", key="perfedrlnas")
+        return moved
 
+    @np.errstate(over="ignore", invalid="ignore")  # _moved refuses what is not finite
     def _rewards(self, reports: Sequence[Report], accuracies: Arrays, memories: Arrays) -> policy.Numbers:
         """Of those who reported, in their order; accuracies and memories: the latest of all clients."""
         if not reports:

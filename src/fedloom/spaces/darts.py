@@ -2,7 +2,7 @@
 
 28 genes: the edges of the normal cell, then those of the reduction cell. Channels, the number of cells and the input size
 make instances of any scale; the gene list is the same for all of them. ``operations = "s2"`` is the two-operation space of
-SPIDER (Mushtaq et al., TMLR 2024), ``"s2n"`` the same with ``none``, for edges that are left out.
+SPIDER (Mushtaq et al., TMLR 2023), ``"s2n"`` the same with ``none``, for edges that are left out.
 """
 
 from __future__ import annotations
