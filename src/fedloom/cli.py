@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -106,12 +107,15 @@ def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folde
 
 def _watch(folder: Path, title: str, track: bool, work: Callable[[Watcher], RunResult]) -> None:
     trackers = [Tracker(folder / "tensorboard")] if track else []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: workers end, nothing stays behind
     try:
         with LiveView(console, title) as view:
             result = work(Several([view, *trackers]) if trackers else view)
     except KeyboardInterrupt:
         begun = (folder / "config.toml").exists()
         raise Interrupted(f"stopped. Continue with `fedloom resume {folder}`" if begun else "stopped before the run began") from None
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     console.print(client_table(result))
     say(summary(result))
     if "weights" in result.environment:

@@ -98,6 +98,14 @@ def test_quick_rounds_do_not_flood_a_stream(clock: Clock) -> None:
     assert len(set(lines)) == len(lines)
 
 
+def test_who_was_too_late_is_counted(clock: Clock) -> None:
+    stream = io.StringIO()
+    with LiveView(Console(file=stream, width=80)) as view:
+        view.begin(1, 3, 0)
+        view.round_done(1, [entry(0), replace(entry(1), late=True), replace(entry(2), late=True)])
+    assert stream.getvalue().startswith("round 1/1: 3 clients, 2 of them too late, accuracy 50.0%")
+
+
 def test_no_line_is_lost_on_a_stream_that_is_closed_early(clock: Clock) -> None:
     """An error in the middle ends the view and goes on to whoever handles it."""
     stream = io.StringIO()

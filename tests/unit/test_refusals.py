@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,10 +294,15 @@ def test_an_unknown_command_is_wrong_usage(fedloom_: Fedloom) -> None:
     assert outcome.code == 2 and "nonsense" in outcome.err and "Traceback" not in outcome.err
 
 
-def test_an_interruption_says_how_to_go_on(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = Store.save_state
+@pytest.mark.parametrize("how", ["keyboard", "SIGTERM"])
+def test_an_interruption_says_how_to_go_on(
+    fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    saved, before = Store.save_state, signal.getsignal(signal.SIGTERM)
 
     def interrupt_in_the_second_round(self: Store, state: Any, round: int) -> None:
+        if round == 2 and how == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
         if round == 2:
             raise KeyboardInterrupt
         saved(self, state, round)
@@ -307,6 +313,7 @@ def test_an_interruption_says_how_to_go_on(fedloom_: Fedloom, tiny_file: Path, t
         first, second = fedloom_(*run), fedloom_("resume", "runs/tiny")
     for outcome in (first, second):
         assert outcome.code == Interrupted.exit_code and outcome.err == "fedloom: stopped. Continue with `fedloom resume runs/tiny`\n"
+    assert signal.getsignal(signal.SIGTERM) is before
     third = fedloom_("resume", "runs/tiny")
     assert third.code == 0 and "\ngoing on after round 1 of 2\n" in third.out
     assert json.loads((tmp_path / "runs" / "tiny" / "result.json").read_text())["finished"]

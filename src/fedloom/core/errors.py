@@ -72,7 +72,7 @@ class DamagedRun(FedloomError):
 
 
 class Interrupted(FedloomError):
-    """Stopped by the keyboard; what was computed is kept."""
+    """Stopped by the keyboard, a run also by SIGTERM; what was computed is kept."""
 
     exit_code = 130
 

@@ -81,7 +81,9 @@ class LiveView:
         if mean is not None:
             self._accuracies.append(mean)
         self._done = round
-        news = f"{len(entries)} clients" + ("" if mean is None else f", accuracy {mean:.1%}")
+        late = sum(entry.late for entry in entries)
+        parts = [f"{len(entries)} clients", f"{late} of them too late" if late else "", "" if mean is None else f"accuracy {mean:.1%}"]
+        news = ", ".join(filter(None, parts))
         self._progress.update(self._tasks["rounds"], completed=round, news=news)
         self._line(f"round {round}/{self._rounds}: {news}, about {self._left():.0f} s of rounds left", force=round == self._rounds)
 
