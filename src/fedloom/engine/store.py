@@ -4,6 +4,7 @@
     result.json            the result so far
     ledger.jsonl           one line per participation
     state/                 server.safetensors (method state after the last checkpoint), split.safetensors, lock,
+                           memories.json (clients that have a memory, and since which round),
                            weights.safetensors (what the run began with, if `weights` was set)
     clients/<name>/        memory-<round>.safetensors (private memory), model.safetensors (personal model)
 
@@ -14,6 +15,7 @@ state; ledger lines and memories of later rounds are then dropped or written aga
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -28,13 +30,14 @@ from fedloom.core.method import State
 from fedloom.core.result import LedgerEntry
 from fedloom.files import append_lines, read_arrays, unwritable, write_arrays, write_file
 
+MEMORIES = "state/memories.json"
+
 
 class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoint = 0  # the round a resume would start from
-        self._remembering: set[str] = set()  # clients that have written a memory
-        self._must_remember: set[str] = set()  # those that had at the checkpoint this began with
+        self._remembers_since: dict[str, int] = {}  # client -> the round that left its first memory
         self._lock: IO[str] | None = None
 
     # -- the folder -------------------------------------------------------------
@@ -68,8 +71,9 @@ class Store:
 
     # -- server state --------------------------------------------------------------
     def save_state(self, state: Any, round: int) -> None:
-        arrays, facts = pack_state(state, round)
-        write_arrays(self.folder / "state" / "server.safetensors", arrays, {**facts, "remembering": sorted(self._remembering)})
+        if self._remembers_since:
+            self.write_text(MEMORIES, json.dumps(self._remembers_since, sort_keys=True))
+        write_arrays(self.folder / "state" / "server.safetensors", *pack_state(state, round))
         self.checkpoint = round
 
     def load_state(self, template: State) -> State | None:
@@ -77,9 +81,12 @@ class Store:
         path = self.folder / "state" / "server.safetensors"
         if not path.exists():
             return None
-        state, facts = read_state(path, template)
-        self.checkpoint = int(facts["round"])
-        self._remembering, self._must_remember = set(facts.get("remembering", ())), set(facts.get("remembering", ()))
+        state, self.checkpoint = read_state(path, template)
+        if (self.folder / MEMORIES).exists():
+            try:
+                self._remembers_since = {str(client): int(since) for client, since in json.loads(self.read_text(MEMORIES)).items()}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise DamagedRun(f"{self.folder / MEMORIES} is damaged ({error}). Restore it from a copy") from error
         return state
 
     def save_split(self, arrays: Arrays, facts: dict[str, Any]) -> None:
@@ -125,7 +132,7 @@ class Store:
     def load_memory(self, client: str, round: int) -> ClientMemory:
         """The memory a client had before this round, even if it answered the round already and is asked again."""
         earlier = [number for number in self._memory_rounds(client) if number < round]
-        if not earlier and client in self._must_remember:
+        if not earlier and self._remembers_since.get(client, round) < round:
             path = self.client_folder(client)
             raise DamagedRun(f"{path} has lost the client's memory; without it the run would become another. Restore it from a copy")
         if not earlier:
@@ -138,7 +145,7 @@ class Store:
         if not (memory.arrays or memory.facts or self._memory_rounds(client)):
             return
         write_arrays(self._memory_path(client, round), memory.arrays, memory.facts)
-        self._remembering.add(client)
+        self._remembers_since.setdefault(client, round)
         before = [number for number in self._memory_rounds(client) if number < self.checkpoint]
         for number in before:
             if number != max(before):
@@ -176,14 +183,14 @@ def pack_state(state: Any, round: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, {"state": type(state).__name__, "round": round, "fields": facts}
 
 
-def read_state(path: Path, template: State) -> tuple[State, dict[str, Any]]:
-    """The state in a file, of the same type as ``template``, and what the file says of itself: its round, and who remembers."""
+def read_state(path: Path, template: State) -> tuple[State, int]:
+    """The state in a file, of the same type as ``template``, and its round."""
     arrays, facts = read_arrays(path)
     try:
         if facts["state"] != type(template).__name__:
             raise ValueError(f"it holds a {facts['state']}, not a {type(template).__name__}")
         values = {item.name: _restored(item.name, getattr(template, item.name), arrays, facts) for item in fields(template)}  # type: ignore[arg-type]
-        return type(template)(**values), {**facts, "round": int(facts["round"])}
+        return type(template)(**values), int(facts["round"])
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedRun(f"{path} does not hold the state of this run's method and settings: {error}", path=str(path)) from error
 
