@@ -29,7 +29,7 @@ from fedloom.core.result import RunResult
 from fedloom.core.seeds import rng
 from fedloom.engine.newcomers import ROUNDS
 from fedloom.engine.run import Watcher
-from fedloom.engine.store import Store
+from fedloom.engine.store import Store, read_result
 from fedloom.exchange.models import load_model, supernet_of
 from fedloom.federate.commands import certs, join_site, serve, site
 from fedloom.network_commands import draw, export, import_weights, predict
@@ -41,7 +41,6 @@ from fedloom.report.tables import client_table, summary
 from fedloom.report.terminal import console, say
 from fedloom.report.track import Several, Tracker
 from fedloom.reporting.command import report
-from fedloom.reporting.reading import read_result
 from fedloom.space_commands import generate, list_, pretrain, pretrain_help, space
 
 typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off

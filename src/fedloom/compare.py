@@ -22,7 +22,7 @@ from fedloom import config
 from fedloom.assemble import environment
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
-from fedloom.core.result import SCHEMA
+from fedloom.engine.store import read_result
 from fedloom.methods.base import METHODS
 from fedloom.report.live_runs import LiveRuns
 
@@ -231,11 +231,10 @@ def execute(runs: Sequence[PlannedRun], jobs: int, view: LiveRuns) -> list[Failu
 def _finished(folder: Path) -> dict[str, Any] | None:
     """The result of a finished run."""
     try:
-        result = json.loads((folder / "result.json").read_text())
-        whole = result["accuracy"]["mean"] is not None and result["cost"]["seconds"] >= 0 and isinstance(result["environment"], dict)
-        return result if result["schema"] == SCHEMA and result["finished"] and result["clients"] and whole else None
-    except (OSError, ValueError, KeyError, TypeError):
+        result = read_result(folder)
+    except DamagedRun:
         return None
+    return result if result and result["finished"] and result["clients"] else None
 
 
 def result_of(run: PlannedRun) -> dict[str, Any]:

@@ -47,11 +47,14 @@ if "signal" in order:
 if "exit" in order:
     print("Warning: something\\nfedloom: it cannot be", file=sys.stderr)
     sys.exit(order["exit"])
-clients = [{"name": f"client-{k}", "test_accuracy": a} for k, a in enumerate(order.get("accuracies", [0.5, 0.75]))]
+other = {"validation_accuracy": 1, "architecture": "", "parameters": 1, "macs": 1, "train_examples": 1, "test_examples": 1}
+clients = [{**other, "name": f"client-{k}", "test_accuracy": a} for k, a in enumerate(order.get("accuracies", [0.5, 0.75]))]
 result = {"schema": "fedloom.result/1", "finished": True, "clients": clients, "accuracy": {"mean": 0.625, "std": 0.125},
-          "cost": {"seconds": 1.5, "bytes_up": 2500000}, "environment": order.get("environment", {})}
+          "method": given["method"], "space": "", "dataset": "", "seed": 0, "rounds": 2, "uploads": [],
+          "cost": {"seconds": 1.5, "bytes_up": 2500000, "bytes_down": 0, "stages": {}}, "environment": order.get("environment", {})}
 (folder / "state").mkdir()
-(folder / "state" / "split.safetensors").write_text(order.get("split", given["seed"]))
+if order.get("split", "") is not None:
+    (folder / "state" / "split.safetensors").write_text(order.get("split", given["seed"]))
 (folder / "result.json").write_text(json.dumps(result))
 """
 
@@ -232,6 +235,12 @@ def test_threads_are_shared_out(tiny_file: Path, tmp_path: Path, monkeypatch: py
         child = compare.Child(compare.PlannedRun("local", 0, tmp_path, command), threads=3)
         child.process.wait(20)
         assert child.news() == f"round 1/1 {expected}" and child.failure() is None
+
+
+def test_a_finished_run_that_has_lost_its_split_is_named(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:
+    orders({"local-0": {"split": None}})
+    outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local")
+    assert outcome.code == DamagedRun.exit_code and "Remove runs/compare-tiny/local-0, and the same command runs it again" in outcome.err
 
 
 def test_clients_of_different_splits_are_not_compared(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -24,10 +25,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedloom.core.client_site import ClientMemory, PersonalModel
-from fedloom.core.errors import DamagedRun, UnusableFolder
+from fedloom.core.errors import DamagedRun, UnusableFolder, printable
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.method import State
-from fedloom.core.result import LedgerEntry
+from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry
 from fedloom.files import append_lines, read_arrays, unwritable, write_arrays, write_file
 
 MEMORIES = "state/memories.json"
@@ -213,3 +214,48 @@ def _restored(name: str, model: Any, arrays: dict[str, Any], facts: dict[str, An
         return frozen({name: arrays[name]})[name]
     value = facts["fields"][name]
     return tuple(value) if isinstance(model, tuple) else value
+
+
+# -- result.json, as it was written ------------------------------------------------
+KINDS: dict[str, type] = {  # of what result.json must have
+    **dict.fromkeys(("method", "space", "dataset"), str),
+    **dict.fromkeys(("seed", "rounds"), int),
+    **dict.fromkeys(("cost", "environment", "accuracy"), dict),
+    **dict.fromkeys(("clients", "uploads"), list),
+    "finished": bool,
+}
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """result.json; empty if the run has not come to its first checkpoint."""
+    path = folder / "result.json"
+    if not path.exists():
+        return {}
+    try:
+        result = json.loads(path.read_bytes())
+        if result["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {result['schema']!r}, not {SCHEMA!r}")
+        for key, kind in KINDS.items():
+            if not isinstance(result[key], kind):
+                raise ValueError(f"{key} is {printable(str(result[key]), 40)!r}")
+        for row in result["clients"]:
+            client_result(row)
+        cost = {**result["cost"], **{f"stages.{stage}": seconds for stage, seconds in result["cost"]["stages"].items()}}
+        for key in ("seconds", "bytes_up", "bytes_down", *(name for name in cost if name.startswith("stages."))):
+            if type(cost[key]) not in (int, float):
+                raise ValueError(f"cost.{key} is {printable(str(cost[key]), 40)!r}")
+        return dict(result)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else printable(str(error), 160)
+        raise DamagedRun(f"{path} is damaged ({what}). `fedloom resume {folder}` writes it again", path=str(path)) from error
+
+
+def client_result(row: Any) -> ClientResult:
+    """Raises KeyError, TypeError or ValueError for what is no client's line."""
+    kinds: dict[str, Any] = {"str": str, "float": (int, float), "int": int}
+    for item in fields(ClientResult):
+        if not isinstance(row[item.name], kinds[str(item.type)]) or isinstance(row[item.name], bool):
+            raise ValueError(f"{item.name} of a client is {printable(str(row[item.name]), 40)!r}")
+        if isinstance(row[item.name], float) and not math.isfinite(row[item.name]):
+            raise ValueError(f"{item.name} of a client is not finite")
+    return ClientResult(**{item.name: row[item.name] for item in fields(ClientResult)})

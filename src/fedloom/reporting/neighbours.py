@@ -8,10 +8,11 @@ from typing import Any
 
 from fedloom import config
 from fedloom.core.errors import DamagedRun, FedloomError
+from fedloom.engine.store import read_result
 from fedloom.methods.base import METHODS
 from fedloom.report.view import BASELINES, Baseline
 from fedloom.report.words import plain
-from fedloom.reporting.reading import flat_settings, read_method, read_result, split_bytes
+from fedloom.reporting.reading import flat_settings, read_method, split_bytes
 from fedloom.spaces.base import SPACES
 
 # Settings in which runs may differ and still be compared without a word.

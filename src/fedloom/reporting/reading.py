@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,9 @@ import torch
 from fedloom import config
 from fedloom.assemble import Reopened, reopen_run, saved_settings
 from fedloom.core.architecture import Architecture
-from fedloom.core.errors import DamagedRun, FedloomError
-from fedloom.core.result import SCHEMA, ClientResult
-from fedloom.engine.store import Store
+from fedloom.core.errors import FedloomError
+from fedloom.core.result import ClientResult
+from fedloom.engine.store import Store, client_result, read_result
 from fedloom.exchange.models import make_supernet
 from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
@@ -35,7 +32,7 @@ def open_run(folder: Path) -> RunView:
     course = Course.of(Store(folder).read_ledger())
     reopened, why = _reopened(folder)
     space, no_space = (reopened.bench.supernet.space, "") if reopened else _space_without_data(folder, settings, why)
-    clients = tuple(_client(row) for row in result.get("clients", ())) or _clients_so_far(course, reopened)
+    clients = tuple(client_result(row) for row in result.get("clients", ())) or _clients_so_far(course, reopened)
     return RunView(
         folder=str(folder),
         method=plain(settings.method),
@@ -62,50 +59,6 @@ def open_run(folder: Path) -> RunView:
         no_data=why,
         no_space=no_space,
     )
-
-
-KINDS: dict[str, type] = {  # of what result.json must have
-    **dict.fromkeys(("method", "space", "dataset"), str),
-    **dict.fromkeys(("seed", "rounds"), int),
-    **dict.fromkeys(("cost", "environment", "accuracy"), dict),
-    **dict.fromkeys(("clients", "uploads"), list),
-    "finished": bool,
-}
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """result.json; empty if the run has not come to its first checkpoint."""
-    path = folder / "result.json"
-    if not path.exists():
-        return {}
-    try:
-        result = json.loads(path.read_bytes())
-        if result["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {result['schema']!r}, not {SCHEMA!r}")
-        for key, kind in KINDS.items():
-            if not isinstance(result[key], kind):
-                raise ValueError(f"{key} is {plain(result[key], 40)!r}")
-        for row in result["clients"]:
-            _client(row)
-        cost = {**result["cost"], **{f"stages.{stage}": seconds for stage, seconds in result["cost"]["stages"].items()}}
-        for key in ("seconds", "bytes_up", "bytes_down", *(name for name in cost if name.startswith("stages."))):
-            if type(cost[key]) not in (int, float):
-                raise ValueError(f"cost.{key} is {plain(cost[key], 40)!r}")
-        return dict(result)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else plain(error, 160)
-        raise DamagedRun(f"{path} is damaged ({what}). `fedloom resume {folder}` writes it again", path=str(path)) from error
-
-
-def _client(row: Any) -> ClientResult:
-    """Raises KeyError, TypeError or ValueError for what is no client's line."""
-    kinds: dict[str, Any] = {"str": str, "float": (int, float), "int": int}
-    for item in fields(ClientResult):
-        if not isinstance(row[item.name], kinds[str(item.type)]) or isinstance(row[item.name], bool):
-            raise ValueError(f"{item.name} of a client is {plain(row[item.name], 40)!r}")
-        if isinstance(row[item.name], float) and not math.isfinite(row[item.name]):
-            raise ValueError(f"{item.name} of a client is not finite")
-    return ClientResult(**{item.name: row[item.name] for item in fields(ClientResult)})
 
 
 def flat_settings(folder: Path) -> dict[str, Any]:
