@@ -2,8 +2,8 @@
 
     python benchmarks/generator_tables.py [--results benchmarks/results]
 
-Reads what `generator_quality.py` and `guidance.py` wrote for the three spaces. A record that is not there, or not finished, leaves
-cells that say so; of an unfinished one (`.part.json`) the accuracies of rivals are shown.
+Reads what `generator_quality.py` and `guidance.py` wrote for the three spaces. A record that is not there leaves
+cells that say so.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
 SPACES = {"mobilenetv3": "MobileNetV3", "darts": "DARTS", "nasvit": "NASViT"}
@@ -104,25 +102,15 @@ def seconds_of(one: Mapping[str, Any] | None) -> str:
 def guidance_table(results: Path) -> str:
     head = [f"{GUIDED}, against", *(column for title in SPACES.values() for column in (title, "rival, %"))]
     records = {name: record(results, f"guidance-{name}") for name in SPACES}
-    arms = {name: accuracies(results, name) for name in SPACES}
     rows = []
     for pair, words in RIVALS.items():
         rival = pair.partition(" - ")[2]
         cells = []
         for name in SPACES:
-            paired = records[name].get("differences", {}).get(pair)
-            cells += [difference(paired) if paired else MISSING, f"{100 * arms[name][rival]:.2f}" if rival in arms[name] else ""]
+            found = records[name]
+            cells += [difference(found["differences"][pair]), f"{100 * found['arms'][rival]['mean']:.2f}"] if found else [MISSING, ""]
         rows.append([words, *cells])
     return table(head, rows)
-
-
-def accuracies(results: Path, name: str) -> dict[str, float]:
-    """By arm, also of a record that is not finished."""
-    done = record(results, f"guidance-{name}")
-    if done:
-        return {arm: found["mean"] for arm, found in done["arms"].items()}
-    found = record(results, f"guidance-{name}.part").get("found", {})
-    return {arm: float(np.mean(one["accuracies"])) for arm, one in found.items() if isinstance(one, dict) and "accuracies" in one}
 
 
 def difference(paired: Mapping[str, float]) -> str:

@@ -34,6 +34,7 @@ from fedloom.training.scoring import Scorer
 IMAGE = ImageShape(3, 32, 10)
 PIXELS = Pixels((0.5,) * 3, (0.25,) * 3)
 STEPS, SCORED, IMAGES = {"cpu": 2, "cuda": 40}, {"cpu": 2, "cuda": 20}, 100
+LONGEST = 100  # characters of a kernel's name
 ARCHIVE = 10  # architectures that steps draw from
 
 
@@ -98,12 +99,19 @@ def spent(work: Callable[[], None], parts: int, device: torch.device, top: int) 
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
         finished()
-    rows = seen.key_averages()
-    took = {
-        row.key: ((row.self_device_time_total if on_gpu else row.self_cpu_time_total) / 1000 / parts, row.count / parts) for row in rows
-    }
+    took: dict[str, np.ndarray] = {}
+    for row in seen.key_averages():
+        used = (row.self_device_time_total if on_gpu else row.self_cpu_time_total) / 1000
+        took[short(row.key)] = took.get(short(row.key), np.zeros(2)) + np.array([used, row.count]) / parts
     most = sorted(took.items(), key=lambda entry: -entry[1][0])[:top]
-    return {"clock": clock, "kernels": sum(milliseconds for milliseconds, _ in took.values()), "most": dict(most)}
+    total = float(sum(milliseconds for milliseconds, _ in took.values()))
+    return {"clock": clock, "kernels": total, "most": {name: both.tolist() for name, both in most}}
+
+
+def short(kernel: str) -> str:
+    """A kernel's name without its namespaces and the types of its arguments, which can take a thousand characters."""
+    plain = kernel.removeprefix("void ").replace("(anonymous namespace)::", "").replace("at::native::", "")
+    return plain.partition("(")[0][:LONGEST]
 
 
 if __name__ == "__main__":
