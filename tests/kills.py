@@ -87,6 +87,8 @@ def _read(path: Path) -> Any:
         result = json.loads(path.read_text())
         del result["cost"]["seconds"], result["cost"]["stages"]
         return result
+    if path.name == "seconds.json":
+        return json.loads(path.read_text())["remark"]
     if path.name == "ledger.jsonl":
         return [_without_clocks(json.loads(line)) for line in path.read_text().splitlines()]
     return path.read_bytes()

@@ -32,7 +32,7 @@ from fedloom.engine.loop import Link
 from fedloom.engine.processes import ProcessesLink, worker_processes
 from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher
-from fedloom.engine.store import Store
+from fedloom.engine.store import Spent, Store
 from fedloom.engine.visit import Books, Simulation
 from fedloom.exchange.models import MODEL, make_supernet
 from fedloom.exchange.models import load_model as load_model  # part of what this module offers
@@ -174,7 +174,7 @@ def _federate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
                 test_examples=len(split.part("test", numbers[entry.client])),
             )
 
-        seconds, over = so_far(store)
+        before, over = so_far(store)
         facts = {"method": settings.method, "space": settings.space, "dataset": settings.data.name, "protocol": settings.protocol}
         run = Run(
             method=method,
@@ -186,7 +186,7 @@ def _federate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
             facts={**facts, "environment": surroundings},
             describe_client=describe_client,
             checkpoint_every=settings.run.checkpoint_every,
-            seconds_before=seconds,
+            before=before,
             over=over,
         )
         hardware = assigned(settings.hardware, federation.names, settings.seed)
@@ -298,13 +298,15 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
     return split
 
 
-def so_far(store: Store) -> tuple[float, bool]:
-    """Seconds spent before a resume, and whether the run was finished."""
+def so_far(store: Store) -> tuple[Spent | None, bool]:
+    """What a run took before a resume, if anything says so, and whether it was finished."""
     try:
         result = json.loads(store.read_text("result.json"))
-        return float(result["cost"]["seconds"]), bool(result["finished"])
-    except (DamagedRun, ValueError, KeyError, TypeError):
-        return 0.0, False  # no result was written yet, or it is damaged: seconds before are then not counted
+        said = Spent(float(result["cost"]["seconds"]), str(result.get("environment", {}).get("seconds", "")))
+        over = bool(result["finished"])
+    except (DamagedRun, ValueError, KeyError, TypeError, AttributeError):
+        said, over = None, False  # no result was written yet, or it is damaged
+    return store.load_spent() or said, over
 
 
 def _known(accuracy: float | None) -> float:

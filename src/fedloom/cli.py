@@ -119,6 +119,11 @@ def _watch(folder: Path, title: str, track: bool, work: Callable[[Watcher], RunR
     say(summary(result))
     if "weights" in result.environment:
         say(f"It began with {result.environment['weights']}")
+    if "seconds" in result.environment:
+        say(f"The seconds are too few: {result.environment['seconds']}")
+    if missing := Store(folder).missing_models(client.name for client in result.clients):
+        say(f"The result is in {folder}/result.json")
+        raise DamagedRun(missing, folder=str(folder))
     say(f"The result is in {folder}/result.json, the personal models in {folder}/clients/")
 
 
@@ -184,18 +189,22 @@ def show(
             raise DamagedRun(f"{folder} has no result.json: the run was stopped before its first checkpoint", folder=str(folder))
         for part in run_view(result, entries):
             console.print(part, highlight=False)
+        if missing := store.missing_models(row["name"] for row in result["clients"]):
+            say(missing)
         return
     own = [entry for entry in entries if entry.client == client]
     if not own:
         names = sorted({entry.client for entry in entries})
         raise InvalidConfig(f"{folder} has nothing of a client {client!r}. {did_you_mean(client, names)}", client=client)
-    drawing, architecture = None, ""
+    drawing, architecture = None, next((entry.architecture for entry in own if entry.final), "")
     if store.model_path(client).exists():
         _, facts = load_model(store.model_path(client))
         space = supernet_of(facts).space
         drawing, architecture = space.drawing(space.find(facts["architecture"], rng(0))), facts["architecture"]
     for part in client_view(client, own, drawing, architecture):
         console.print(part, highlight=False)
+    if architecture and drawing is None:
+        say(store.missing_models([client]))
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def check_server(made: Federation, here: Path) -> None:
     place = made.folder / "server-run"
     files = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
     shared = [] if made_by_local(place) else ["newcomers.safetensors"]
-    state = ["state/lock", "state/server.safetensors"]
+    state = ["state/lock", "state/seconds.json", "state/server.safetensors"]
     assert files == sorted(["config.toml", "federation.json", "ledger.jsonl", "result.json", *shared, *state])
     entries = lines(place / "ledger.jsonl")
     assert exchanged(entries) == exchanged(lines(here / "ledger.jsonl"))

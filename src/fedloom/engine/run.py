@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, Ledger, LedgerEntry, RunResult
 from fedloom.engine.loop import Link, run_rounds, say_farewell
-from fedloom.engine.store import Store
+from fedloom.engine.store import Spent, Store
 
 
 class Watcher(Protocol):
@@ -38,7 +38,7 @@ class Run:
     checkpoint_every: int = 1
     ledger: Ledger = field(default_factory=Ledger)
     waiting: list[LedgerEntry] = field(default_factory=list)  # entries not yet in the ledger file
-    seconds_before: float = 0.0
+    before: Spent | None = None  # what earlier parts of the run took, if that is known
     over: bool = False  # the run was finished before; its result stays as it was written
 
     def record(self, entry: LedgerEntry) -> None:
@@ -52,42 +52,62 @@ class Run:
         if not self.over:
             self.store.rewind_ledger(rounds_over=self.method.finished(state))
         self.ledger.add(self.store.read_ledger())
+        before = self._spent_before(state.round)
         if self.over:
-            return self._result(state.round, True, self.seconds_before)
+            return self._result(state.round, True, before)
         clock = time.perf_counter()
         if saved is None:
             self.store.save_state(state, state.round)
         self.watcher.begin(self.rounds, len(link.clients()), state.round, len(self.ledger.final))
 
-        def elapsed() -> float:
-            return self.seconds_before + time.perf_counter() - clock
+        def spent() -> Spent:
+            return replace(before, seconds=round(before.seconds + time.perf_counter() - clock, 3))
 
         def after_round(state: Any) -> None:
             self.watcher.round_done(state.round, self.waiting)
             self._write_down()
             if state.round % self.checkpoint_every == 0 or self.method.finished(state):
+                now = spent()
+                self.store.save_spent(now)  # before the state: rounds that are not repeated have their seconds counted
                 self.store.save_state(state, state.round)
-                self._write_result(state.round, False, elapsed())
+                self._write_result(state.round, False, now)
+
+        def after_some() -> None:
+            self.store.save_spent(spent())
+            self._write_down()
 
         state = run_rounds(self.method, link, state, after_round)
-        say_farewell(self.method, link, state, set(self.ledger.final), self._write_down)
-        result = self._write_result(state.round, True, elapsed())
+        say_farewell(self.method, link, state, set(self.ledger.final), after_some)
+        now = spent()
+        self.store.save_spent(now)
+        result = self._write_result(state.round, True, now)
         self.watcher.end(result)
         return result
+
+    def _spent_before(self, round: int) -> Spent:
+        if self.before is not None:
+            return self.before
+        if not (round or self.ledger.final):
+            return Spent()  # nothing is kept of what was done before, if anything was
+        what = f"what it took before it went on after round {round} is not known"
+        return Spent(0.0, f"{what}: neither result.json nor state/seconds.json says it")
 
     def _write_down(self) -> None:
         self.store.append(self.waiting)
         self.ledger.add(self.waiting)
         self.waiting.clear()
 
-    def _write_result(self, round: int, finished: bool, seconds: float) -> RunResult:
-        result = self._result(round, finished, seconds)
+    def _write_result(self, round: int, finished: bool, spent: Spent) -> RunResult:
+        result = self._result(round, finished, spent)
         self.store.write_text("result.json", result.to_json() + "\n")
         return result
 
-    def _result(self, round: int, finished: bool, seconds: float) -> RunResult:
+    def _result(self, round: int, finished: bool, spent: Spent) -> RunResult:
         known = [entry for entry in self.ledger.final.values() if entry.architecture]  # a server knows of none
         clients = tuple(self.describe_client(entry) for entry in sorted(known, key=lambda entry: entry.client))
+        facts = dict(self.facts)
+        if spent.remark:
+            facts["environment"] = {**facts["environment"], "seconds": spent.remark}
         return RunResult(
-            rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=seconds, seed=self.seed, **self.facts
+            rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=spent.seconds, seed=self.seed, **facts
         )

@@ -5,11 +5,12 @@
     ledger.jsonl           one line per participation
     state/                 server.safetensors (method state after the last checkpoint), split.safetensors, lock,
                            memories.json (clients that have a memory, and since which round),
+                           seconds.json (wall time so far),
                            weights.safetensors (what the run began with, if `weights` was set)
     clients/<name>/        memory-<round>.safetensors (private memory), model.safetensors (personal model)
 
-Order of writes in a round: client memories, ledger lines, server state. A run killed between any two of them goes on from the last server
-state; ledger lines and memories of later rounds are then dropped or written again.
+Order of writes in a round: client memories, ledger lines, seconds, server state, result. A run killed between any two of them goes on from
+the last server state; ledger lines and memories of later rounds are then dropped or written again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,20 @@ from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry
 from fedloom.files import append_lines, read_arrays, unwritable, write_arrays, write_file
 
 MEMORIES = "state/memories.json"
+SECONDS = "state/seconds.json"
+NAMED = 5  # clients that a message names; of more it says how many
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Wall time of a run so far; the remark says in words what is not in it, if anything was lost."""
+
+    seconds: float = 0.0
+    remark: str = ""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.seconds) and self.seconds >= 0):
+            raise ValueError(f"{self.seconds} is no number of seconds")
 
 
 class Store:
@@ -89,6 +104,18 @@ class Store:
             except (ValueError, TypeError, AttributeError) as error:
                 raise DamagedRun(f"{self.folder / MEMORIES} is damaged ({error}). Restore it from a copy") from error
         return state
+
+    def save_spent(self, spent: Spent) -> None:
+        """result.json says it too, but may be lost: a resume writes that again from all the rest."""
+        self.write_text(SECONDS, json.dumps(asdict(spent)))
+
+    def load_spent(self) -> Spent | None:
+        """Nothing if it is missing, as in runs of earlier versions, or damaged: result.json may still say it."""
+        try:
+            kept = json.loads(self.read_text(SECONDS))
+            return Spent(float(kept["seconds"]), str(kept["remark"]))
+        except (DamagedRun, ValueError, KeyError, TypeError):
+            return None
 
     def save_split(self, arrays: Arrays, facts: dict[str, Any]) -> None:
         write_arrays(self.folder / "state" / "split.safetensors", arrays, facts)
@@ -166,6 +193,17 @@ class Store:
 
     def save_model(self, client: str, model: PersonalModel, description: dict[str, Any]) -> None:
         write_arrays(self.model_path(client), model.arrays, {**description, "architecture": model.architecture})
+
+    def missing_models(self, clients: Iterable[str]) -> str:
+        """Which of these clients' personal models have no file any more, and the cure, in words; empty if all are there."""
+        lost = [printable(client, 40) for client in clients if not os.path.isfile(self.model_path(client))]
+        if not lost:
+            return ""
+        many = len(lost) > 1
+        names = ", ".join(lost[:NAMED]) + ", …" * (len(lost) > NAMED)
+        what = f"{len(lost)} personal model{'s are' if many else ' is'} missing in {self.folder}/clients/ ({names})"
+        again = f"`fedloom run {self.folder}/config.toml run.folder=ANOTHER`"
+        return f"{what}. Restore {'them' if many else 'it'} from a copy, or repeat the run in another folder: {again}"
 
 
 def pack_state(state: Any, round: int) -> tuple[dict[str, Any], dict[str, Any]]:

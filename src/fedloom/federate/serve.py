@@ -56,7 +56,7 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
         keep_to(agreement, store.folder, known, "server.folder")
         if not known:
             store.write_text("config.toml", to_toml(settings))
-        seconds, over = so_far(store)
+        before, over = so_far(store)
         over = over and {entry.client for entry in store.read_ledger() if entry.final} >= set(agreement.sites)  # or some await their model
         run = Run(
             method=Wary(method, say),
@@ -73,7 +73,7 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
                 "environment": surroundings,
             },
             describe_client=_nobody,
-            seconds_before=seconds,
+            before=before,
             over=over,
         )
         if over:

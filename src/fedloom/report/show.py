@@ -53,7 +53,7 @@ def _clients(clients: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def client_view(name: str, entries: Sequence[LedgerEntry], drawing: Drawing | None, architecture: str) -> Iterator[RenderableType]:
-    """One client: its participations and its architecture. entries: its own."""
+    """One client: its participations and its architecture. entries: its own; drawing: of its personal model, if the file is there."""
     yield Text(name, style="bold")
     table = Table("round", "test accuracy", "validation", "MB up", "seconds", title="participations")
     for entry in entries:
@@ -62,7 +62,7 @@ def client_view(name: str, entries: Sequence[LedgerEntry], drawing: Drawing | No
         table.add_row(which, *known, f"{entry.bytes_up / 1e6:.2f}", f"{sum(entry.seconds.values()):.1f}")
     yield table
     if drawing is None:
-        yield Text("It has no personal model yet.")
+        yield Text(architecture or "It has no personal model yet.")
         return
     yield Text(architecture)
     yield Text(text_drawing(drawing))
