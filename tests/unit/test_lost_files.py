@@ -1,4 +1,4 @@
-"""A run that has lost personal models, or its result, says so: no model is where none is, and no seconds are forgotten without a word."""
+"""A run that has lost models, its result or its state says so: no model is where none is, no seconds are lost, no round is repeated."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ def result_of(folder: Path) -> dict[str, Any]:
 def lose(folder: Path, *clients: str) -> None:
     for client in clients:
         (folder / "clients" / client / "model.safetensors").unlink()
+
+
+# -- the server's state ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("also", [(), ("result.json",)])
+def test_a_run_that_lost_its_state_does_not_begin_again(fedloom_: Fedloom, finished_run: Path, also: tuple[str, ...]) -> None:
+    for name in ("state/server.safetensors", *also):
+        (finished_run / name).unlink()
+    before = everything(finished_run)
+    outcome = fedloom_("resume", finished_run)
+    assert outcome.code == DamagedRun.exit_code and "state/server.safetensors is missing" in outcome.err
+    assert everything(finished_run) == before
 
 
 # -- personal models ---------------------------------------------------------------------------------

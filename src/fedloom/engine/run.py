@@ -48,7 +48,7 @@ class Run:
     def execute(self, link: Link) -> RunResult:
         saved = self.store.load_state(self.initial)
         state = self.initial if saved is None else saved
-        self.store.check_ledger()
+        self.store.check_whole()
         if not self.over:
             self.store.rewind_ledger(rounds_over=self.method.finished(state))
         self.ledger.add(self.store.read_ledger())
