@@ -71,12 +71,14 @@ def _file_name(text: str) -> str:
 def _model_of(folder: Path, client: str) -> Path:
     if not (folder / "config.toml").exists():
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
-    known = sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
+    store, known = Store(folder), sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
     if client not in known:
+        if any(entry.client == client and entry.final and entry.architecture for entry in store.read_ledger()):
+            raise DamagedRun(store.missing_models([client]), folder=str(folder))
         cure = did_you_mean(client, known) if known else "The run has no personal models yet; finish it with `fedloom resume`"
         raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
     saved_settings(folder)  # imports the plugins that its space may come from
-    return Store(folder).model_path(client)
+    return store.model_path(client)
 
 
 def _keep(source: Path, target: Path) -> None:

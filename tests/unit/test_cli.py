@@ -219,6 +219,8 @@ def test_export_of_an_unknown_client_suggests_names(fedloom_: Fedloom, finished_
 def test_export_from_a_run_without_models_names_the_cure(fedloom_: Fedloom, finished_run: Path) -> None:
     for path in (finished_run / "clients").rglob("model.safetensors"):
         path.unlink()
+    ledger = finished_run / "ledger.jsonl"  # as if it had been stopped after the rounds
+    ledger.write_text("".join(line for line in ledger.read_text().splitlines(True) if not json.loads(line)["final"]))
     check_refused(fedloom_("export", finished_run, "--client", "client-001"), InvalidConfig, "no personal model", "fedloom resume")
 
 

@@ -109,6 +109,12 @@ def test_show_of_a_client_whose_model_is_missing(fedloom_: Fedloom, finished_run
     assert other.code == 0 and "missing" not in other.out
 
 
+def test_export_of_a_model_that_is_missing(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) -> None:
+    lose(finished_run, CLIENTS[1])
+    outcome = fedloom_("export", finished_run, "--client", CLIENTS[1], "--out", tmp_path / "model.safetensors")
+    assert outcome.code == DamagedRun.exit_code and "1 personal model is missing" in outcome.err and CLIENTS[1] in outcome.err
+
+
 def test_of_many_missing_models_some_are_named(tmp_path: Path) -> None:
     said = Store(tmp_path).missing_models(f"client-{number}" for number in range(7))
     assert "7 personal models are missing" in said and "(client-0, client-1, client-2, client-3, client-4, …)" in said
