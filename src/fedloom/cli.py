@@ -186,7 +186,8 @@ def show(
     if not client:
         result = read_result(folder)
         if not result:
-            raise DamagedRun(f"{folder} has no result.json: the run was stopped before its first checkpoint", folder=str(folder))
+            why = "the run was stopped before its first checkpoint, or the file was lost"
+            raise DamagedRun(f"{folder} has no result.json: {why}. `fedloom resume {folder}` goes on", folder=str(folder))
         for part in run_view(result, entries):
             console.print(part, highlight=False)
         if missing := store.missing_models(row["name"] for row in result["clients"]):

@@ -34,15 +34,23 @@ def lose(folder: Path, *clients: str) -> None:
         (folder / "clients" / client / "model.safetensors").unlink()
 
 
-# -- the server's state ------------------------------------------------------------------------------
+# -- the server's state and the ledger ----------------------------------------------------------------
 
 
-def test_a_run_that_lost_its_state_does_not_begin_again(fedloom_: Fedloom, finished_run: Path) -> None:
-    for name in ("state/server.safetensors", "result.json"):
+STATE, LEDGER = "state/server.safetensors", "ledger.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("lost", "named"), [((STATE,), STATE), ((STATE, "result.json"), STATE), ((LEDGER,), LEDGER), ((LEDGER, STATE), LEDGER)]
+)
+def test_a_run_without_its_state_or_ledger_does_not_begin_again(
+    fedloom_: Fedloom, finished_run: Path, lost: tuple[str, ...], named: str
+) -> None:
+    for name in lost:
         (finished_run / name).unlink()
     before = everything(finished_run)
     outcome = fedloom_("resume", finished_run)
-    assert outcome.code == DamagedRun.exit_code and "state/server.safetensors is missing" in outcome.err
+    assert outcome.code == DamagedRun.exit_code and f"{named} is missing" in outcome.err
     assert everything(finished_run) == before
 
 

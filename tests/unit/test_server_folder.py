@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from federation_support import CLASS_LIST, SITES, write_digits, write_images
+from fedloom.assemble import make_bench
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
+from fedloom.engine.store import Store
 from fedloom.federate import serve as serve_module
 from fedloom.federate.agreement import read_agreement
 from fedloom.federate.serve import rehearsal, serve
+from fedloom.methods.base import METHODS
 from support import Fedloom, check_refused
 
 
@@ -67,6 +71,9 @@ def test_a_federation_that_is_over_needs_no_network_unless_somebody_waits_for_it
         known |= {"architecture": "", "validation_accuracy": None, "test_accuracy": None, "trained_macs": 0, "notes": {}}
         return json.dumps({**known, "evaluated_architectures": 0, "peak_memory_mb": 0.0, "process_memory_mb": 0.0}) + "\n"
 
+    settings = agreement.settings
+    bench = make_bench(settings, agreement.images(serving=True), torch.device("cpu"))
+    Store(folder).save_state(METHODS[settings.method].make(settings.components[settings.method], bench).start(settings.seed), 3)
     (folder / "ledger.jsonl").write_text(final("north") + final("east") + final("west"))
     said: list[str] = []
     assert sorted(serve(agreement, nobody, said.append).ledger.final) == sorted(SITES) and said == []

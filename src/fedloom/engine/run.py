@@ -48,9 +48,8 @@ class Run:
     def execute(self, link: Link) -> RunResult:
         saved = self.store.load_state(self.initial)
         state = self.initial if saved is None else saved
-        self.store.check_ledger()
+        self.store.check_whole(self.over)
         if not self.over:
-            self.store.check_state()
             self.store.rewind_ledger(rounds_over=self.method.finished(state))
         self.ledger.add(self.store.read_ledger())
         before = self._spent_before(state.round)

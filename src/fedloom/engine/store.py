@@ -142,26 +142,18 @@ class Store:
                 except (ValueError, TypeError, KeyError) as error:
                     raise DamagedRun(f"{path}, line {number} is damaged ({error}). Restore it from a copy") from error
 
-    def check_ledger(self) -> None:
-        """A run that has come to its first checkpoint has a ledger: without it nobody could say what left the clients."""
-        path = self.folder / "ledger.jsonl"
-        if self.checkpoint > 0 and not path.exists():
-            raise self._incomplete(path)
-
-    def check_state(self) -> None:
-        """A run that goes on has its server's state, which is written before the first participation: without it the run would begin
-        again and drop every line of the ledger."""
-        path = self.folder / "state" / "server.safetensors"
-        if not path.exists() and next(self.read_ledger(), None) is not None:
-            raise self._incomplete(path)
+    def check_whole(self, over: bool) -> None:
+        """A run that has begun has a ledger, without which nobody could say what left the clients, and its server's state, which is written
+        before the first participation: without it the run would begin again and drop every line of the ledger."""
+        needed = (self.folder / "ledger.jsonl", self.folder / "state" / "server.safetensors")
+        lost = next((path for path in needed if not path.exists()), None)
+        if lost and (over or self.checkpoint > 0 or next(self.read_ledger(), None)):
+            raise DamagedRun(f"{lost} is missing; the run folder is incomplete. Restore it from a copy", path=str(lost))
 
     def rewind_ledger(self, rounds_over: bool) -> None:
         """Drop what was written after the last checkpoint: those rounds will be run again."""
         kept = [e.to_json() for e in self.read_ledger() if (e.final and rounds_over) or (not e.final and e.round < self.checkpoint)]
         write_file(self.folder / "ledger.jsonl", "".join(f"{line}\n" for line in kept).encode())
-
-    def _incomplete(self, path: Path) -> DamagedRun:
-        return DamagedRun(f"{path} is missing; the run folder is incomplete. Restore it from a copy", path=str(path))
 
     # -- clients (each client's own disk, in a simulation) ----------------------------
     def client_folder(self, client: str) -> Path:
