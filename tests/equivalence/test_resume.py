@@ -240,7 +240,7 @@ def test_a_finished_run_gives_its_result_again(record: Callable[..., Recorded], 
 
 @pytest.mark.slow
 def test_killed_by_the_system(tiny_file: Path, content: Content, tmp_path: Path) -> None:
-    """SIGKILL at eight random moments, then to the end."""
+    """SIGKILL at eight random moments, then to the end. They come early: the machine may be faster than while ``total`` was measured."""
     command = [sys.executable, "-m", "fedloom.cli"]
     start = [str(tiny_file), "rounds=6", "clients=4", "split.size=40", "perfedsde.iterations=2"]
 
@@ -262,7 +262,7 @@ def test_killed_by_the_system(tiny_file: Path, content: Content, tmp_path: Path)
         arguments = ["resume", "stopped"] if (folder / "config.toml").exists() else ["run", *start, "run.folder=stopped"]
         process = begin(*arguments)
         try:
-            process.wait(draw.uniform(ready * 0.9, ready + (total - ready) / 3))
+            process.wait(draw.uniform(ready * 0.9, ready + (total - ready) / 6))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             killed += process.wait() == -signal.SIGKILL
