@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fedloom.assemble import environment
+from fedloom.assemble.simulation import environment
 
 RESULT = Path(__file__).parent / "results" / "clients.json"
 SETTINGS = """
@@ -33,7 +33,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
 
 def peak_mb(clients: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "fedloom.cli", "run", "quickstart", f"clients={clients}", f"run.folder={folder}/run"]
+        command = [sys.executable, "-m", "fedloom.commands.app", "run", "quickstart", f"clients={clients}", f"run.folder={folder}/run"]
         done = subprocess.run([sys.executable, "-c", MEASURE, *command, *SETTINGS.split()], check=True, capture_output=True, text=True)
     return int(done.stdout) / 1000
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from fedloom import config
-from fedloom.assemble import environment, make_supernet
+from fedloom.assemble.simulation import environment, make_supernet
 from fedloom.core.seeds import rng
+from fedloom.generator.files import load_generator
 from fedloom.generator.generator import REFERENCE_STEPS, STEPS, AnyGenerator
-from fedloom.generator.paper_generator import PaperGenerator
-from fedloom.generator.shelf import load_generator
+from fedloom.generator.paper.generator import PaperGenerator
 from fedloom.spaces.base import ImageShape
 
 RESULTS = Path(__file__).parent / "results"

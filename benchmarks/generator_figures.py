@@ -21,15 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.config import space_settings
 from fedloom.core.errors import FedloomError
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DataSettings, read
-from fedloom.exchange.models import make_supernet, space_settings
+from fedloom.generator.files import load_generator
 from fedloom.generator.generator import Generator
-from fedloom.generator.shelf import load_generator
 from fedloom.report.drawing import GAP, MARGIN, Sheet, width_of
 from fedloom.report.generation import Course, denoising, draw_denoising, draw_marginals, marginals
 from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.supernets.base import make_supernet
 
 RESULTS = Path(__file__).parent / "results"
 GUIDES = {"cifar10": "CIFAR-10", "digits": "digits"}

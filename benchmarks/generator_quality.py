@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 from fedloom import config
-from fedloom.assemble import environment, make_supernet, usable_device
+from fedloom.assemble.simulation import environment, make_supernet, usable_device
 from fedloom.core.errors import FedloomError
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DataSettings, read
+from fedloom.generator.files import load_generator
 from fedloom.generator.generator import AnyGenerator, Generator
 from fedloom.generator.quality import BATCH, sample_quality
-from fedloom.generator.shelf import load_generator
 from fedloom.generator.tokens import Tokens
 from fedloom.spaces.base import ImageShape
 

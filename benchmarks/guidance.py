@@ -25,28 +25,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom import surrogates, workshop  # noqa: F401 - fills the registry
 from fedloom.analyses.figure3 import new_ones
-from fedloom.assemble import environment, usable_device
+from fedloom.assemble import pretraining as workshop
+from fedloom.assemble.simulation import environment, usable_device
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.data.readers import read
 from fedloom.files import write_file
-from fedloom.generator.candidates import children
 from fedloom.generator.conditions import taken
 from fedloom.generator.denoiser import Denoiser
+from fedloom.generator.files import digest_of, load_generator
 from fedloom.generator.generator import Gain, Generator
 from fedloom.generator.labels import LabelSettings, score_architectures, task_measure
 from fedloom.generator.predictor import ArchitectureNetwork, PredictorSettings, behind_noise, falling_rate, levels
 from fedloom.generator.pretrain import Pretraining, result_file
 from fedloom.generator.proxy import Proxy, Subset, Task, class_likeness, draw_tasks, make_proxy
 from fedloom.generator.quality import unique_share
-from fedloom.generator.shelf import digest_of, load_generator
 from fedloom.generator.tokens import Tokens
 from fedloom.maths.paired import paired_difference
+from fedloom.search.base import SURROGATES, choose
+from fedloom.search.candidates import children
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Supernet
-from fedloom.surrogates.base import SURROGATES, choose
 
 SIZE_STEPS = 1500  # of training a predictor of size
 POPULATION = 3  # times the number of genes

@@ -22,7 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedloom import config
-from fedloom.assemble import environment, make_supernet, usable_device
+from fedloom.assemble.simulation import environment, make_supernet, usable_device
 from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.files import write_file

@@ -40,18 +40,18 @@ sys.path = [path for path in sys.path if Path(path or ".").resolve() != FOLDER] 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from fedloom.assemble import environment  # noqa: E402
+from fedloom.assemble.simulation import environment  # noqa: E402
 from fedloom.core.boundary import Upload, release  # noqa: E402
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, payload_bytes  # noqa: E402
-from fedloom.engine.fleet import Fleet  # noqa: E402
-from fedloom.engine.flower import GLANCE, FlowerLink, RoundSettings  # noqa: E402
-from fedloom.engine.seal import private_key, public_bytes, public_key, signed  # noqa: E402
-from fedloom.engine.superlink import QUIET, SuperLink  # noqa: E402
-from fedloom.engine.wire import finite, from_bytes, to_bytes  # noqa: E402
-from fedloom.federate.agreement import SiteSettings  # noqa: E402
-from fedloom.federate.certs import make_certificates  # noqa: E402
-from fedloom.federate.site import _answer  # noqa: E402
-from fedloom.federate.statement import Departure  # noqa: E402
+from fedloom.federation.agreement import SiteSettings  # noqa: E402
+from fedloom.federation.certificates import make_certificates  # noqa: E402
+from fedloom.federation.server.link import GLANCE, FlowerLink, RoundSettings  # noqa: E402
+from fedloom.federation.server.superlink import QUIET, SuperLink  # noqa: E402
+from fedloom.federation.site.connection import Fleet  # noqa: E402
+from fedloom.federation.site.member import _answer  # noqa: E402
+from fedloom.federation.site.statement import Departure  # noqa: E402
+from fedloom.federation.wire.messages import finite, from_bytes, to_bytes  # noqa: E402
+from fedloom.federation.wire.signatures import private_key, public_bytes, public_key, signed  # noqa: E402
 from fedloom.files import append_lines  # noqa: E402
 
 RESULT = FOLDER / "results" / "network.json"

@@ -22,14 +22,14 @@ from rich.console import Console
 from torch import Tensor
 
 from fedloom import config
-from fedloom.assemble import environment, make_bench, new_run
+from fedloom.assemble.simulation import environment, make_bench, new_run
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData, Examples
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.data.augment import Augmentation, augment
 from fedloom.data.readers import read
 from fedloom.data.splits import Federation, make_split
-from fedloom.report.live import LiveView
+from fedloom.report.terminal.live import LiveView
 from fedloom.supernets.base import Weights
 from fedloom.supernets.elastic import Statistics
 from fedloom.training.bench import Bench

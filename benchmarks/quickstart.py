@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from fedloom import config
-from fedloom.assemble import new_run
-from fedloom.report.live import LiveView
+from fedloom.assemble.simulation import new_run
+from fedloom.report.terminal.live import LiveView
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fedloom import config
-from fedloom.assemble import environment, make_supernet
+from fedloom.assemble.simulation import environment, make_supernet
 from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, ImageShape

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fedloom import config
-from fedloom.assemble import environment, new_run
+from fedloom.assemble.simulation import environment, new_run
 from fedloom.core.client_site import ClientMemory
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import TRAIN, Instruction, Report

@@ -10,18 +10,19 @@ from typing import Any
 
 from markup import code, plain, table
 
-from fedloom import assemble, config
+from fedloom import config
+from fedloom.assemble import simulation as assemble
 from fedloom.core import boundary, client_site, messages, method, registry, result, seeds, settings
 from fedloom.data.readers import DATASETS
 from fedloom.engine.run import Watcher
-from fedloom.exchange import export, predict
-from fedloom.exchange.models import load_model
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
-from fedloom.report.live import LiveView
+from fedloom.models import export, predict
+from fedloom.models.personal import load_model
+from fedloom.report.terminal.live import LiveView
+from fedloom.search.base import SURROGATES
 from fedloom.spaces.base import SPACES, SearchSpace
 from fedloom.supernets.base import Supernet
-from fedloom.surrogates.base import SURROGATES
 from fedloom.training.bench import Bench
 
 ENTRANCES: dict[str, list[Any]] = {
@@ -72,7 +73,7 @@ def python_page() -> Iterator[str]:
         "`METHODS`, `fedloom.methods.base`": [entry.name for entry in METHODS],
         "`SPACES`, `fedloom.spaces.base`; `SUPERNETS`, `fedloom.supernets.base`": [entry.name for entry in SPACES],
         "`DATASETS`, `fedloom.data.readers`": list(DATASETS),
-        "`SURROGATES`, `fedloom.surrogates.base`": list(SURROGATES),
+        "`SURROGATES`, `fedloom.search.base`": list(SURROGATES),
         "`AVERAGING`, `fedloom.maths.averaging`": list(AVERAGING),
     }
     yield from table(["table", "names"], ((where, ", ".join(map(code, names))) for where, names in named.items()))

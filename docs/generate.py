@@ -13,10 +13,11 @@ import typer
 from entrances import python_page
 from markup import code, plain, table
 
-from fedloom import cli, config
+from fedloom import config
+from fedloom.commands import app as cli
 from fedloom.core import errors
 from fedloom.data.readers import DATASETS
-from fedloom.federate.agreement import Members, ServerSettings, SiteSettings
+from fedloom.federation.agreement import Members, ServerSettings, SiteSettings
 from fedloom.generator.pretrain import PretrainSettings
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES

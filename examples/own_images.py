@@ -18,10 +18,10 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from fedloom import config
-from fedloom.assemble import free_folder, load_model, new_run
-from fedloom.exchange.export import to_onnx, to_safetensors
-from fedloom.exchange.predict import predict, read_model
-from fedloom.report.live import LiveView
+from fedloom.assemble.simulation import free_folder, load_model, new_run
+from fedloom.models.export import to_onnx, to_safetensors
+from fedloom.models.predict import predict, read_model
+from fedloom.report.terminal.live import LiveView
 
 CLASSES = ("zero", "one", "two", "three", "four")
 

@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 
 from fedloom import config
-from fedloom.assemble import free_folder, load_model, new_run, reopen_run
-from fedloom.report.live import LiveView
+from fedloom.assemble.simulation import free_folder, load_model, new_run, reopen_run
+from fedloom.report.terminal.live import LiveView
 
 
 def main() -> None:

@@ -16,14 +16,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from fedloom import cli, config
+from fedloom import config
+from fedloom.commands import app as cli
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
-from support import Fedloom, Outcome
+from support.checks import Fedloom, Outcome
 
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
-TINY = Path(__file__).parent / "tiny.toml"
+TINY = Path(__file__).parent / "support" / "tiny.toml"
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import sys
 
 def main() -> None:
     try:
-        from fedloom import cli
+        from fedloom.commands.app import main as run_command
 
-        cli.main()
+        run_command()
     except KeyboardInterrupt:
         print("fedloom: stopped", file=sys.stderr)
         sys.exit(130)

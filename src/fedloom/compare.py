@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,22 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fedloom import config
-from fedloom.assemble import environment
+from fedloom.assemble.simulation import environment
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
+from fedloom.engine.events import Event
 from fedloom.engine.store import read_result
 from fedloom.methods.base import METHODS
-from fedloom.report.live_runs import LiveRuns
 
 FEDLOOM = (sys.executable, "-m", "fedloom")
 GLANCE_SECONDS = 0.1  # between two looks at the processes
 PATIENCE_SECONDS = 10.0  # for a process that was asked to end
-PROGRESS = re.compile(r"(round \d+/\d+|personal model \d+|going on after round).*")  # what `fedloom run` says on the way
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,14 @@ class PlannedRun:
     @property
     def name(self) -> str:
         return self.folder.name
+
+
+class RunsView(Protocol):
+    """Whoever wants to see several runs go by, each by its name."""
+
+    def begin(self, name: str) -> None: ...
+    def news(self, name: str, text: str) -> None: ...
+    def end(self, name: str, text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -168,12 +174,13 @@ class Child:
     def __post_init__(self) -> None:
         surroundings = {"OMP_NUM_THREADS": str(self.threads), **os.environ}  # what the user has set wins
         self.process = subprocess.Popen(
-            self.run.command, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors, env=surroundings
+            (*self.run.command, "--events"), stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors, env=surroundings
         )
 
     def news(self) -> str:
         """The last it said about its progress."""
-        return next((line for line in reversed(_written(self.output)) if PROGRESS.fullmatch(line)), "")
+        events = map(Event.from_json, reversed(_written(self.output)))
+        return next((event.sentence() for event in events if event), "")
 
     def failure(self) -> Failure | None:
         """Why it ended without a result, in its own words."""
@@ -190,7 +197,7 @@ def _written(file: Any) -> list[str]:
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace").splitlines()
 
 
-def execute(runs: Sequence[PlannedRun], jobs: int, view: LiveRuns) -> list[Failure]:
+def execute(runs: Sequence[PlannedRun], jobs: int, view: RunsView) -> list[Failure]:
     """Bring all runs to their results, so many at a time. One that fails does not stop the others; leaving early stops them all."""
     for run in runs:
         if not run.command:

@@ -10,7 +10,7 @@ import math
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -271,6 +271,22 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def space_settings(space: str, overrides: Sequence[str], base: Any = None) -> Any:
+    """Settings of a space: ``base``, or else the defaults, as overrides change them; those can be of this space only."""
+    SPACES[space]  # refuses an unknown name
+    for override in overrides:
+        if not override.startswith(f"{space}."):
+            raise InvalidConfig(f"{override!r} is not a setting of {space}: write {space}.KEY=VALUE")
+    given = as_overrides(space, asdict(base)) if base else []
+    return load(None, [f"space={space}", *given, *overrides]).components[space]
+
+
+def as_overrides(space: str, settings: Mapping[str, Any]) -> list[str]:
+    """Settings of a space as a user writes them: JSON's values are TOML's, and a bare word is text."""
+    values = {key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":")) for key, value in settings.items()}
+    return [f"{space}.{key}={value}" for key, value in values.items()]
 
 
 # -- writing and explaining --------------------------------------------------------

@@ -17,16 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedloom import methods, spaces, supernets, surrogates  # noqa: F401 - their names come first: a plugin cannot take them
+from fedloom import methods, search, spaces, supernets  # noqa: F401 - their names come first: a plugin cannot take them
 from fedloom.core.errors import FedloomError, UnusablePlugin, one_line
 from fedloom.core.registry import Entry
 from fedloom.data.readers import DATASETS
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
+from fedloom.search.base import SURROGATES
 from fedloom.spaces.base import SPACES
 from fedloom.supernets.base import SUPERNETS
 from fedloom.supernets.foreign import PUBLIC
-from fedloom.surrogates.base import SURROGATES
 
 # What a plugin may add to, by what one entry is.
 TABLES: dict[str, dict[str, Any]] = {

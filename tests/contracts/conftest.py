@@ -11,7 +11,7 @@ import pytest
 from fedloom import spaces, supernets  # noqa: F401 - fills the registries
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
 from fedloom.supernets.base import SUPERNETS, Supernet
-from plugged import TOY, plugged
+from support.plugged import TOY, plugged
 
 IMAGE = ImageShape(channels=1, size=8, classes=3)
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.assemble import new_run
+from fedloom.assemble.simulation import new_run
 from fedloom.config import load, presets
 from fedloom.engine.run import Watcher
-from fedloom.exchange.models import make_supernet
-from fedloom.generator.shelf import load_generator
+from fedloom.generator.files import load_generator
 from fedloom.spaces.base import SPACES, ImageShape
-from generators import fake_generator
-from perfedsde_support import overheard
-from played import Played
+from fedloom.supernets.base import make_supernet
+from support.perfedsde import overheard
+from support.played import Played
+from support.untrained import fake_generator
 
 DIFFUSION, EVOLUTION = ("diffusion", "rbf"), ("evolution", "none")
 ROWS = {  # (generator, surrogate), archive, averaging

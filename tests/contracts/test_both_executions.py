@@ -19,7 +19,7 @@ from fedloom.training import scoring
 from fedloom.training.local import Draw, Pixels, Trainer, one_of
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer
-from nets import mask, weights_of
+from support.nets import mask, weights_of
 
 PIXELS = Pixels((0.5,), (0.25,))
 SLICED = TrainingSettings(batch=8, crop=0, flip=False, cutout=0, momentum=0.9, weight_decay=0.5, calibration=12, execution="sliced")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble import make_bench
+from fedloom.assemble.simulation import make_bench
 from fedloom.config import from_table
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import release
@@ -28,7 +28,7 @@ from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 from fedloom.training.bench import Bench
-from generators import fake_generator
+from support.untrained import fake_generator
 
 SEED = 5
 # Used where a method has a setting of that name.

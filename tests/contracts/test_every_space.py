@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from darts_support import connected
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import BlockDiagram, Cost, Gene, Genes, ImageShape, SearchSpace
+from support.darts import connected
 
 DRAWS = 60
 

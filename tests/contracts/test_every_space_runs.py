@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from fedloom import config
-from fedloom.exchange.models import make_supernet
-from fedloom.exchange.weights import save_weights
 from fedloom.methods.base import METHODS
+from fedloom.models.supernet_weights import save_weights
 from fedloom.spaces.base import SPACES, ImageShape
-from kills import content, disk
-from nets import weights_of
-from support import Fedloom
+from fedloom.supernets.base import make_supernet
+from support.checks import Fedloom
+from support.kills import content, disk
+from support.nets import weights_of
 
 
 def marks(space: str) -> list[pytest.MarkDecorator]:

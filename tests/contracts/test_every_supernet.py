@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from darts_support import connected
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.elastic import Statistics
-from nets import CLOSE, images_of, mask, measured, weights_of
+from support.darts import connected
+from support.nets import CLOSE, images_of, mask, measured, weights_of
 
 
 def some(supernet: Supernet[Any], count: int = 4) -> list[Architecture]:

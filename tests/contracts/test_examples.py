@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from fedloom import config
-from fedloom.assemble import make_bench, new_run, reopen_run
+from fedloom.assemble.simulation import make_bench, new_run, reopen_run
 from fedloom.core.messages import Report
 from fedloom.data.readers import read
 from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
-from plugged import plugged
-from support import Fedloom, shrinking
+from support.checks import Fedloom, shrinking
+from support.plugged import plugged
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 METHOD = str(EXAMPLES / "own_method.py")

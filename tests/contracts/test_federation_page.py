@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedloom import config
-from fedloom.federate.agreement import Members, ServerSettings, SiteSettings, read_agreement, read_site
+from fedloom.federation.agreement import Members, ServerSettings, SiteSettings, read_agreement, read_site
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "federation.md"
@@ -141,9 +141,9 @@ def test_one_server_and_three_sites_on_one_machine(tmp_path: Path) -> None:
 def test_keys_and_certificates_made_with_openssl_connect(tmp_path: Path) -> None:
     """The commands of all four owners, in one folder; then a site connects with what came out, and one with another key does not."""
     from fedloom.core.errors import ConnectionRefused
-    from fedloom.engine.fleet import Fleet
-    from fedloom.engine.seal import private_key, public_bytes, public_key
-    from fedloom.engine.superlink import SuperLink
+    from fedloom.federation.server.superlink import SuperLink
+    from fedloom.federation.site.connection import Fleet
+    from fedloom.federation.wire.signatures import private_key, public_bytes, public_key
 
     owners = [block for block in blocks("bash") if "openssl" in block]
     assert len(owners) == 4

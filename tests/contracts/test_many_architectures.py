@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.elastic import Statistics
-from nets import CLOSE, images_of, measured, weights_of
+from support.nets import CLOSE, images_of, measured, weights_of
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.slow)])

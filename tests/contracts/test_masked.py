@@ -20,7 +20,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.elastic import Statistics
-from nets import images_of, mask, weights_of
+from support.nets import images_of, mask, weights_of
 
 LOGITS, MOMENTS = 1e-4, 1e-4
 

@@ -13,17 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
-from fedloom import cli
+from fedloom.commands import app as cli
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DataSettings, read
 from fedloom.generator import pretrain
+from fedloom.generator.files import load_generator
 from fedloom.generator.generator import AnyGenerator
-from fedloom.generator.shelf import load_generator
 from fedloom.spaces.base import SPACES, ImageShape
-from kills import content, disk
-from plugged import SECONDS, TOY, plugged, taken_back
-from support import Fedloom, check_refused
+from support.checks import Fedloom, check_refused
+from support.kills import content, disk
+from support.plugged import SECONDS, TOY, plugged, taken_back
 
 DRAWS = 400
 

@@ -15,9 +15,9 @@ from fedloom.core.boundary import release
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Answer
 from fedloom.training.scoring import Score, Scored, Scorer
-from generators import fake_generator
-from perfedsde_support import Secrets, overheard
-from played import Played
+from support.perfedsde import Secrets, overheard
+from support.played import Played
+from support.untrained import fake_generator
 
 Message = Instruction | Report
 KINDS = ("u1", "i2", "i4", "i8", "f2", "f4", "f8")

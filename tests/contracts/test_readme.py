@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedloom import cli, config
+from fedloom import config
+from fedloom.commands import app as cli
 from fedloom.generator import pretrain
-from plugged import FOLDER, SECONDS, taken_back
-from support import shrinking
+from support.checks import shrinking
+from support.plugged import FOLDER, SECONDS, taken_back
 
 ROOT = Path(__file__).parents[2]
 MOMENTS = [*SECONDS, "denoiser.steps=2", "supernet.epochs=1", "labels.architectures=20", "predictor.steps=2"]  # no good generator

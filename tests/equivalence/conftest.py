@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import kills
+from support import kills
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble import describe_model, make_bench, new_run
+from fedloom.assemble.simulation import describe_model, make_bench, new_run
 from fedloom.config import Settings
 from fedloom.core.messages import Instruction, Report
 from fedloom.data.readers import read

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federation_support import SITES, Federation, check_same, federation, lines, rehearsed
 from fedloom.data.members import read_member
 from fedloom.engine.run import Watcher
-from fedloom.exchange.predict import read_model
-from fedloom.federate.agreement import read_agreement
+from fedloom.federation.agreement import read_agreement
 from fedloom.methods.base import METHODS
+from fedloom.models.predict import read_model
+from support.federation import SITES, Federation, check_same, federation, lines, rehearsed
 
 pytestmark = pytest.mark.xdist_group("flower")
 

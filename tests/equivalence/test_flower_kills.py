@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from federation_support import SITES, Federation, Running, check_same, farthest, federation, lines, rehearsed
-from fedloom import assemble
+from fedloom.assemble import simulation as assemble
 from fedloom.core.messages import TRAIN, Instruction, Report
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.run import Watcher
 from fedloom.files import read_arrays
+from support.federation import SITES, Federation, Running, check_same, farthest, federation, lines, rehearsed
 
 pytestmark = pytest.mark.xdist_group("flower")
 

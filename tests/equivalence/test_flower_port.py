@@ -18,14 +18,14 @@ from typing import Any
 import httpx
 import pytest
 
-from federation_support import FEDERATION, SITE, SITES, TINY, write_digits
 from fedloom.core.errors import ConnectionRefused, InvalidConfig, UnusableFormat
-from fedloom.engine import fleet
-from fedloom.engine.fleet import Fleet
-from fedloom.engine.seal import private_key, public_bytes, public_key
-from fedloom.engine.superlink import FLOWER, SLACK, TRIES, Reply, SuperLink, need_flower, split_address
-from fedloom.federate.certs import make_certificates
-from support import Fedloom, check_refused
+from fedloom.federation.certificates import make_certificates
+from fedloom.federation.server.superlink import FLOWER, SLACK, TRIES, Reply, SuperLink, need_flower, split_address
+from fedloom.federation.site import connection as fleet
+from fedloom.federation.site.connection import Fleet
+from fedloom.federation.wire.signatures import private_key, public_bytes, public_key
+from support.checks import Fedloom, check_refused
+from support.federation import FEDERATION, SITE, SITES, TINY, write_digits
 
 pytestmark = pytest.mark.xdist_group("flower")
 MOST = 3 << 20

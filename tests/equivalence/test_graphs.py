@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedloom import spaces, supernets  # noqa: F401 - fills the registries
-from fedloom.assemble import make_supernet
+from fedloom.assemble.simulation import make_supernet
 from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, ImageShape

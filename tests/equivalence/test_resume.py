@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from fedloom import files
-from fedloom.assemble import new_run, resume_run
+from fedloom.assemble.simulation import new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.client_site import ClientSite
 from fedloom.core.messages import Instruction
@@ -27,7 +27,7 @@ from fedloom.core.method import Answer
 from fedloom.engine.run import Watcher
 from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
-from kills import disk
+from support.kills import disk
 
 Content = Callable[[Path], dict[str, Any]]
 Participation = tuple[str, int, str]  # client, round, action
@@ -241,7 +241,7 @@ def test_a_finished_run_gives_its_result_again(record: Callable[..., Recorded], 
 @pytest.mark.slow
 def test_killed_by_the_system(tiny_file: Path, content: Content, tmp_path: Path) -> None:
     """SIGKILL at eight random moments, then to the end. They come early: the machine may be faster than while ``total`` was measured."""
-    command = [sys.executable, "-m", "fedloom.cli"]
+    command = [sys.executable, "-m", "fedloom.commands.app"]
     start = [str(tiny_file), "rounds=6", "clients=4", "split.size=40", "perfedsde.iterations=2"]
 
     def begin(*arguments: str) -> subprocess.Popen[bytes]:

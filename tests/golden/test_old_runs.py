@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import fedloom
-from fedloom import assemble
-from fedloom.assemble import load_model, new_run, resume_run
+from fedloom.assemble import simulation as assemble
+from fedloom.assemble.simulation import load_model, new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.run import Watcher

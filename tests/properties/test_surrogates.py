@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.surrogates.base import SURROGATES
-from fedloom.surrogates.rbf import merged
+from fedloom.search.base import SURROGATES
+from fedloom.search.rbf import merged
 
 
 @st.composite

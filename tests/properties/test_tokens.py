@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedloom.generator.tokens import Tokens
-from generator_support import Toy, tiny_spaces
+from support.generator import Toy, tiny_spaces
 
 TOKENS = {**{name: Tokens(space) for name, space in tiny_spaces()}, "toy": Tokens(Toy(3, 2, 1, 4))}
 numbers = st.floats(allow_nan=False, allow_infinity=True, width=32)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import foreign_support
-from federation_support import GOOD, SITE, SITES
-from fedloom.assemble import new_run
+from fedloom.assemble.simulation import new_run
 from fedloom.config import Settings
-from fedloom.engine import flower
 from fedloom.engine.run import Watcher
-from fedloom.federate.certs import make_certificates
+from fedloom.federation.certificates import make_certificates
+from fedloom.federation.server import link as flower
 from fedloom.generator.generator import AnyGenerator
-from pretrain_support import Told, pretrain
+from support import foreign
+from support.federation import GOOD, SITE, SITES
+from support.pretrain import Told, pretrain
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def finished_run(a_finished_run: Path, tmp_path: Path) -> Path:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny once-for-all checkpoint."""
     path = tmp_path_factory.mktemp("public") / "ofa.pth"
-    torch.save(foreign_support.public_state("mobilenetv3", foreign_support.tiny("mobilenetv3")), path)
+    torch.save(foreign.public_state("mobilenetv3", foreign.tiny("mobilenetv3")), path)
     return path
 
 

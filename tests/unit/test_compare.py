@@ -21,9 +21,9 @@ from rich.console import Console
 from fedloom import compare, config
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, UnusableFolder
-from fedloom.report.comparison import comparison_card, comparison_notes, comparison_table
-from fedloom.report.live_runs import LiveRuns
-from support import Fedloom, check_refused, everything
+from fedloom.report.terminal.comparison import comparison_card, comparison_notes, comparison_table
+from fedloom.report.terminal.live_runs import LiveRuns
+from support.checks import Fedloom, check_refused, everything
 
 ROOT = Path(__file__).parents[2]
 # Stands for `fedloom run`: does for each METHOD-SEED what orders.json says, and leaves a result of the accuracies it names.
@@ -40,7 +40,8 @@ while not all(list(Path().rglob(f"{other}/pid")) for other in order.get("wait_fo
     time.sleep(0.01)
 alone = len([pid for pid in Path().rglob("pid") if not (pid.parent / "result.json").exists()]) == 1
 (folder / "alone").write_text(str(alone))
-print("round 1/2: said by", name, flush=True)
+event = {"kind": "round", "done": 1, "rounds": 2, "models": 0, "clients": 2, "participants": 2}
+print("no event\\n" + json.dumps(event), flush=True)
 time.sleep(order.get("sleep", 0))
 if "signal" in order:
     os.kill(os.getpid(), order["signal"])
@@ -231,10 +232,11 @@ def test_leaving_stops_what_was_started(
 def test_threads_are_shared_out(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for known, expected in (("", "3"), ("2", "2")):
         monkeypatch.setenv("OMP_NUM_THREADS", known) if known else monkeypatch.delenv("OMP_NUM_THREADS")
-        command = (sys.executable, "-S", "-c", "import os; print('round 1/1', os.environ['OMP_NUM_THREADS'])")
+        said = '{"kind": "model", "done": 1, "rounds": 1, "clients": 9, "models": %s}'
+        command = (sys.executable, "-S", "-c", f"import os; print({said!r} % os.environ['OMP_NUM_THREADS'])")
         child = compare.Child(compare.PlannedRun("local", 0, tmp_path, command), threads=3)
         child.process.wait(20)
-        assert child.news() == f"round 1/1 {expected}" and child.failure() is None
+        assert child.news() == f"personal model {expected} ()" and child.failure() is None
 
 
 def test_a_finished_run_that_has_lost_its_split_is_named(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:

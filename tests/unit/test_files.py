@@ -15,7 +15,7 @@ import safetensors.numpy
 from fedloom import files
 from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.files import append_lines, read_arrays, write_arrays, write_file
-from support import flipped
+from support.checks import flipped
 
 # -- files ------------------------------------------------------------------------------
 

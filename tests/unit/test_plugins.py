@@ -14,14 +14,13 @@ import torch
 from fedloom import compare, config, plugins
 from fedloom.core.errors import InvalidConfig, UnusablePlugin
 from fedloom.data.readers import DATASETS, DataSettings
-from fedloom.exchange.models import make_supernet
 from fedloom.methods.base import METHODS
+from fedloom.search.base import SURROGATES
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
-from fedloom.supernets.base import SUPERNETS
-from fedloom.surrogates.base import SURROGATES
-from nets import images_of, measured, weights_of
-from plugged import TOY, plugged, taken_back
-from support import Fedloom, check_refused
+from fedloom.supernets.base import SUPERNETS, make_supernet
+from support.checks import Fedloom, check_refused
+from support.nets import images_of, measured, weights_of
+from support.plugged import TOY, plugged, taken_back
 
 HEAD = """
 from dataclasses import dataclass, field
@@ -30,8 +29,8 @@ from fedloom.data.readers import DATASETS, Source, read_digits
 from fedloom.methods.base import METHODS
 from fedloom.methods.fedavg import FedAvg, FedAvgSettings
 from fedloom.spaces.base import SPACES
-from fedloom.surrogates.base import SURROGATES
-from fedloom.surrogates.rbf import fit_rbf
+from fedloom.search.base import SURROGATES
+from fedloom.search.rbf import fit_rbf
 
 @dataclass(frozen=True)
 class Own:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedloom.assemble import Reopened
+from fedloom.assemble.simulation import Reopened
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.result import LedgerEntry, mean_and_std
 

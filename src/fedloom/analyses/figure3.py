@@ -19,16 +19,15 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from fedloom import surrogates  # noqa: F401 - fills the registry
-from fedloom.assemble import Reopened
+from fedloom.assemble.simulation import Reopened
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
+from fedloom.search.base import SURROGATES, choose
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import Bounded
-from fedloom.surrogates.base import SURROGATES, choose
 from fedloom.training.scoring import Scored
 
 CANDIDATES = 500  # what the surrogate picks from, as in the paper

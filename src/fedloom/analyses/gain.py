@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedloom.assemble import Reopened
+from fedloom.assemble.simulation import Reopened
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.seeds import rng
-from fedloom.exchange.models import load_model
 from fedloom.files import read_arrays, write_file
 from fedloom.maths.gain import personal_gains
+from fedloom.models.personal import load_model
 from fedloom.supernets.base import Weights
 from fedloom.training.recipe import falling
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.analyses.join import check_method
-from fedloom.assemble import Reopened
+from fedloom.analyses.newcomers import check_method
+from fedloom.assemble.simulation import Reopened
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
 from fedloom.maths import policy

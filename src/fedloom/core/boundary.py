@@ -12,7 +12,7 @@ import numpy as np
 from fedloom.core.errors import BadReport, UndeclaredUpload
 from fedloom.core.messages import Array, Arrays, Instruction, Report, payload_bytes
 
-MANY = 1e9  # more than any client counts: what it says weighs in averages, which must stay finite
+LARGEST_COUNT = 1e9  # more than any client counts: what it says weighs in averages, which must stay finite
 
 
 @dataclass(frozen=True)

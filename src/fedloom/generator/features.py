@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.checkpoints import read_state, some
 from fedloom.core.errors import InvalidData
+from fedloom.supernets.foreign.state_dict import read_state, some
 
 CHUNK = 64  # images at a time, to bound memory
 CLASSIFIER = ("classifier.", "fc.")  # layers that only training needs: features end before them

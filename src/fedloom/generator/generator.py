@@ -23,8 +23,8 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.generator.denoiser import SIGMA_MAX, SIGMA_MIN, Denoiser, DenoiserSettings, expectation
 from fedloom.generator.features import FeatureExtractor
-from fedloom.generator.paper_predictor import PaperTaskPredictor
-from fedloom.generator.paper_score import PaperScoreNetwork
+from fedloom.generator.paper.predictor import PaperTaskPredictor
+from fedloom.generator.paper.score import PaperScoreNetwork
 from fedloom.generator.predictor import Predictor, PredictorSettings
 from fedloom.generator.task_encoder import grouped_features
 from fedloom.generator.tokens import Choices, Tokens

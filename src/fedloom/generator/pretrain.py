@@ -26,10 +26,10 @@ from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.files import claimed, read_arrays, write_arrays, write_file
-from fedloom.generator import paper
 from fedloom.generator.denoiser import Denoiser, DenoiserSettings, train_denoiser
 from fedloom.generator.feature_training import FeatureSettings, train_features
 from fedloom.generator.features import FeatureExtractor, load_features
+from fedloom.generator.files import arrays_of, digest_of, loaded, read_features, save_features, save_generator, tensor_digest
 from fedloom.generator.generator import STRENGTH, AnyGenerator, Generator
 from fedloom.generator.labels import (
     LabelSettings,
@@ -41,13 +41,13 @@ from fedloom.generator.labels import (
     task_measure,
     train_proxy_supernet,
 )
-from fedloom.generator.paper_generator import PaperGenerator
-from fedloom.generator.paper_predictor import PaperTaskPredictor
-from fedloom.generator.paper_score import PREDICTOR_ONLY, SAMPLING_ONLY, SCORE_ONLY, PaperScoreNetwork, PaperSettings
+from fedloom.generator.paper import training as paper
+from fedloom.generator.paper.generator import PaperGenerator
+from fedloom.generator.paper.predictor import PaperTaskPredictor
+from fedloom.generator.paper.score import PREDICTOR_ONLY, SAMPLING_ONLY, SCORE_ONLY, PaperScoreNetwork, PaperSettings
 from fedloom.generator.predictor import Predictor, PredictorSettings, train_predictor
 from fedloom.generator.proxy import Proxy, ProxySettings, Task, class_likeness, draw_tasks, padded, task_images
 from fedloom.generator.quality import DRAWN, predictor_quality, sampler_quality
-from fedloom.generator.shelf import arrays_of, digest_of, loaded, read_features, save_features, save_generator, tensor_digest
 from fedloom.generator.tokens import Tokens
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Supernet

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.boundary import MANY, Manifest, Upload
+from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
@@ -43,7 +43,7 @@ class FedAvg:
 
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared network", like="weights"),
-        "examples": Upload("number of training examples, the client's weight in the average", low=1, high=MANY),
+        "examples": Upload("number of training examples, the client's weight in the average", low=1, high=LARGEST_COUNT),
     }
 
     # -- server ---------------------------------------------------------------

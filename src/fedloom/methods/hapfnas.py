@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.boundary import MANY, Manifest, Upload
+from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import BadReport, InvalidArchitecture, InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
@@ -39,10 +39,10 @@ from fedloom.core.settings import setting
 from fedloom.maths import averaging
 from fedloom.maths.distillation import balanced_softmax, ensemble
 from fedloom.methods.base import METHODS
+from fedloom.search.forest import fit_forest
+from fedloom.search.guided import Found, GuidedSearch, Scores
 from fedloom.spaces.budget import Bounded, Limit, macs_by_data
 from fedloom.supernets.base import Weights
-from fedloom.surrogates.forest import fit_forest
-from fedloom.surrogates.guided import Found, GuidedSearch, Scores
 from fedloom.training.bench import Bench
 from fedloom.training.local import Teacher, Trainer
 
@@ -102,7 +102,7 @@ class Hapfnas:
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the knowledge model, later in the client's subnet", like="weights", part=True),
         "architecture": Upload("the choices of the network it belongs to: the server cuts the client's part by them", like="architecture"),
-        "examples": Upload("number of training examples, the client's weight in averages", low=1, high=MANY),
+        "examples": Upload("number of training examples, the client's weight in averages", low=1, high=LARGEST_COUNT),
     }
 
     # -- server ---------------------------------------------------------------

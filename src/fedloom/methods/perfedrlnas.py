@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.boundary import MANY, Manifest, Upload
+from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite, Diary
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen, payload_bytes
@@ -87,11 +87,11 @@ class PerFedRLNAS:
         manifest = {
             "update": Upload("what local training changed in the subnet", like="weights"),
             "accuracy": Upload("how accurate the subnet then was on the client's own validation data: the reward", high=1),
-            "examples": Upload("number of training examples", low=1, high=MANY),
-            "seconds": Upload("how long the round took, which the server sees anyway", high=MANY),
+            "examples": Upload("number of training examples", low=1, high=LARGEST_COUNT),
+            "seconds": Upload("how long the round took, which the server sees anyway", high=LARGEST_COUNT),
         }
         if self.settings.memory_weight:
-            manifest["memory"] = Upload("share of its memory that training took", high=MANY)
+            manifest["memory"] = Upload("share of its memory that training took", high=LARGEST_COUNT)
         return manifest
 
     # -- server ---------------------------------------------------------------

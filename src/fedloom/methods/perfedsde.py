@@ -24,21 +24,21 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.boundary import MANY, Manifest, Upload
+from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
-from fedloom.generator.candidates import Candidates, drawn_beside
+from fedloom.generator.files import load_generator
 from fedloom.generator.generator import STRONGEST, AnyGenerator
-from fedloom.generator.shelf import load_generator
 from fedloom.maths.averaging import AVERAGING
 from fedloom.maths.samplers import SAMPLERS
 from fedloom.methods.base import METHODS
+from fedloom.search.base import SURROGATES
+from fedloom.search.candidates import Candidates, drawn_beside
 from fedloom.supernets.base import Weights
-from fedloom.surrogates.base import SURROGATES
 from fedloom.training.bench import Bench
 from fedloom.training.local import one_of
 from fedloom.training.scoring import Scored, best_first
@@ -96,7 +96,7 @@ class PerFedSDE:
         manifest = {
             "update": Upload("what local training changed in the supernet", like="weights"),
             "coverage": Upload("which entries of the supernet were trained; the archive's outline", like="weights", counts=True),
-            "examples": Upload("number of training examples, the client's weight in the average", low=1, high=MANY),
+            "examples": Upload("number of training examples, the client's weight in the average", low=1, high=LARGEST_COUNT),
         }
         if self.settings.averaging == "fedavg":  # does not read it
             del manifest["coverage"]

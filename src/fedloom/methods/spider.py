@@ -32,7 +32,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedloom.core.boundary import MANY, Manifest, Upload
+from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite, Diary, Examples
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
@@ -101,7 +101,7 @@ class Spider:
     spaces: ClassVar[tuple[str, ...]] = ("darts",)  # edges must be able to add up their operations
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared supernet", like="weights"),
-        "examples": Upload("number of training examples, the client's weight in the average", low=1, high=MANY),
+        "examples": Upload("number of training examples, the client's weight in the average", low=1, high=LARGEST_COUNT),
     }
 
     @cached_property

@@ -22,7 +22,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import rng
-from fedloom.spaces.base import SearchSpace
+from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
 from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.plain import StandAlone
 
@@ -210,3 +210,10 @@ def _some(rows: Tensor, chosen: Sequence[int]) -> Tensor:
 
 
 SUPERNETS: Registry[Callable[..., Supernet[Any]]] = Registry("supernet")
+
+
+def make_supernet(name: str, space_settings: Any, image: ImageShape) -> Supernet[Any]:
+    space = SPACES[name].make(space_settings, image)
+    if name not in SUPERNETS.entries:
+        raise InvalidConfig(f"The space {name} has no supernet. Name the file that adds it, too, among the plugins", name=name)
+    return SUPERNETS[name].make(space)

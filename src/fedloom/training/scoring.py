@@ -21,7 +21,7 @@ from fedloom.training.recipe import TrainingSettings
 CHUNK = 1000  # images per forward pass when statistics are known
 # Bounds of a masked pass over several architectures; they change memory and speed, not results.
 MASKED_BYTES = 4e9
-MANY = 8  # that fit at once; on an H200 masked passes over 25 took a third of the time of sliced ones, over 4 twice as long
+ENOUGH_FOR_MASKS = 8  # that fit at once; on an H200 masked passes over 25 took a third of the time of sliced ones, over 4 twice as long
 ALIVE = 1 / 8  # share of a network's activations that are held at once when nothing is kept for a backward pass
 
 
@@ -97,7 +97,7 @@ class Scorer:
     def masks(self, images: int, device: torch.device) -> bool:
         """Whether scoring on this many images runs masked. Masked, a subnet costs what the largest does; sliced, at least the time that
         Python takes to launch its kernels. So ``auto`` masks on a GPU, and only while many small networks fit at once."""
-        pays = device.type == "cuda" and self.supernet.masks_pay and self.at_once(images) >= MANY
+        pays = device.type == "cuda" and self.supernet.masks_pay and self.at_once(images) >= ENOUGH_FOR_MASKS
         return self.settings.execution == "masked" or (self.settings.execution == "auto" and pays)
 
     def at_once(self, images: int) -> int:

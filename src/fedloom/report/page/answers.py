@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedloom.maths.paired import PairedDifference, paired_difference
 from fedloom.report.charts.clients import gains
-from fedloom.report.page.html import Html, join, tag, ticked
+from fedloom.report.page.html import Html, joined, tag, ticked
 from fedloom.report.view import BASELINES, Baseline, RunView
 from fedloom.report.words import TIGHT, byte_count, count, duration, listed, many, percent, plain, points
 
@@ -220,7 +220,7 @@ def baseline_remarks(run: RunView, baselines: Sequence[Baseline]) -> Html:
                 class_="missing",
             )
         )
-    return tag("ul", *remarks, class_="remarks") if remarks else join()
+    return tag("ul", *remarks, class_="remarks") if remarks else joined()
 
 
 def how_to_get(run: RunView, method: str) -> str:

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import fedloom
 from fedloom.report.figure import Figure, Missing, Numbers, Shown, page_svg
-from fedloom.report.page.html import Html, join, tag, ticked
+from fedloom.report.page.html import Html, joined, tag, ticked
 
 # Nothing may be fetched and nothing may run: the page is all there is.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -86,7 +86,7 @@ def _is_number(text: str) -> bool:
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> Html:
-    return tag("dl", *(join(tag("dt", name), tag("dd", value)) for name, value in rows), class_="facts")
+    return tag("dl", *(joined(tag("dt", name), tag("dd", value)) for name, value in rows), class_="facts")
 
 
 @cache

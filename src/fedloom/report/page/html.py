@@ -22,10 +22,10 @@ def tag(element: str, *inside: object, **attributes: object) -> Html:
         key = key.rstrip("_").replace("_", "-")
         shown.append(f" {key}" if value is True else f' {key}="{escape(_clean(value))}"')
     opening = f"<{element}{''.join(shown)}>"
-    return Html(opening if element in VOID else f"{opening}{join(*inside)}</{element}>")
+    return Html(opening if element in VOID else f"{opening}{joined(*inside)}</{element}>")
 
 
-def join(*parts: object) -> Html:
+def joined(*parts: object) -> Html:
     return Html("".join(part if isinstance(part, Html) else escape(_clean(part), quote=False) for part in parts if part is not None))
 
 
@@ -36,7 +36,7 @@ def code(text: object) -> Html:
 def ticked(text: str) -> Html:
     """A sentence whose `commands` are set as such."""
     pieces = text.split("`")
-    return join(*(code(piece) if i % 2 and i < len(pieces) - 1 else piece for i, piece in enumerate(pieces)))
+    return joined(*(code(piece) if i % 2 and i < len(pieces) - 1 else piece for i, piece in enumerate(pieces)))
 
 
 def _clean(text: object) -> str:

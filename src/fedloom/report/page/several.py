@@ -22,7 +22,7 @@ from fedloom.report.charts.comparison import (
 from fedloom.report.figure import Figure, Numbers
 from fedloom.report.page.answers import NOTICED
 from fedloom.report.page.blocks import Section, beside, document, figure_block, gallery, missing, numbers_table
-from fedloom.report.page.html import Html, join, tag, ticked
+from fedloom.report.page.html import Html, joined, tag, ticked
 from fedloom.report.page.provenance import COMMON, shown
 from fedloom.report.view import RunView
 from fedloom.report.words import byte_count, count, duration, listed, many, percent, plain, points
@@ -35,7 +35,7 @@ def comparison_page(runs: Sequence[RunView]) -> str:
     names = f"{many(len(groups), kind)} on {listed(list(dict.fromkeys(run.dataset for run in runs)))}"
     many_seeds = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     about = f"{many(runs[0].client_count, 'client')}, {many_seeds}: {listed([group.name for group in groups], 8)}"
-    header = join(tag("p", "Fedloom comparison", class_="overline"), tag("h1", names), tag("p", about, class_="sub"))
+    header = joined(tag("p", "Fedloom comparison", class_="overline"), tag("h1", names), tag("p", about, class_="sub"))
     return document(f"{names}: Fedloom comparison", header, _answers(groups), comparison_sections(groups))
 
 

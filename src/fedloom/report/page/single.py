@@ -12,7 +12,7 @@ from fedloom.report.figure import Figure, Missing, Numbers, Shown
 from fedloom.report.page.answers import answers_block, baseline_remarks, help_table
 from fedloom.report.page.architectures import architectures_block
 from fedloom.report.page.blocks import Section, beside, document, facts, figure_block, folded, gallery, missing, numbers_table
-from fedloom.report.page.html import Html, join, tag
+from fedloom.report.page.html import Html, joined, tag
 from fedloom.report.page.privacy import privacy_blocks
 from fedloom.report.page.provenance import provenance_blocks
 from fedloom.report.view import Baseline, RunView
@@ -22,7 +22,7 @@ from fedloom.report.words import byte_count, count, duration, many, plain
 def page(run: RunView, baselines: Sequence[Baseline]) -> str:
     sections = sections_of(run, baselines)
     absent = [shown for section in sections for shown in section.figures if isinstance(shown, Missing)]
-    summary = join(answers_block(run, baselines), _absent(absent))
+    summary = joined(answers_block(run, baselines), _absent(absent))
     return document(f"{run.method} on {run.dataset}, {many(run.client_count, 'client')}: Fedloom report", _header(run), summary, sections)
 
 
@@ -47,7 +47,7 @@ def sections_of(run: RunView, baselines: Sequence[Baseline]) -> list[Section]:
 def _header(run: RunView) -> Html:
     kind = f"{many(run.client_count, 'client')}, {many(run.rounds, 'round')}, space {run.space_name}, seed {run.seed}"
     state = None if run.finished else tag("p", f"This run is {run.spoken_state}.", class_="missing")
-    return join(
+    return joined(
         tag("p", "Fedloom report", class_="overline"),
         tag("h1", f"{run.method} on {run.dataset}"),
         tag("p", run.about, class_="sub") if run.about else None,
@@ -58,7 +58,7 @@ def _header(run: RunView) -> Html:
 
 def _absent(absent: Sequence[Missing]) -> Html:
     if not absent:
-        return join()
+        return joined()
     return tag(
         "p",
         tag("strong", "Not in this report: "),
@@ -77,7 +77,8 @@ def _help(run: RunView, baselines: Sequence[Baseline]) -> Section:
     notes += "Clients of one run learn from each other, so both are too sure of themselves about another federation."
     small = tag("p", notes, class_="small") if baselines and run.clients else None
     lead = "This run against training alone (local) and against one shared network, fine-tuned (fedavg), on the same split and seed."
-    return Section("help", "Did it help?", lead, lambda: [join(table, small, baseline_remarks(run, baselines)), gallery(figures)], figures)
+    remarks = baseline_remarks(run, baselines)
+    return Section("help", "Did it help?", lead, lambda: [joined(table, small, remarks), gallery(figures)], figures)
 
 
 def _clients(run: RunView, baselines: Sequence[Baseline]) -> Section:
@@ -106,7 +107,7 @@ def _architectures(run: RunView, baselines: Sequence[Baseline]) -> Section:
 def _search(run: RunView) -> Section:
     figures = search_figures(run)
     notes = other_notes(run)
-    more = folded("What else the method noted", numbers_table(notes, "Notes in the ledger, over participations")) if notes else join()
+    more = folded("What else the method noted", numbers_table(notes, "Notes in the ledger, over participations")) if notes else joined()
     lead = "What clients wrote into their diaries while they searched; a simulator may read them, a server may not."
     return Section("search", "How did the search go?", lead, lambda: [gallery(figures), more], figures)
 
@@ -138,7 +139,7 @@ def _privacy(run: RunView) -> Section:
     figure = bytes_by_field(run)
     table, *words = privacy_blocks(run)
     lead = "Every field that a report may carry is declared by the method and checked at one door; nothing else can leave a client."
-    return Section("privacy", "What left the building?", lead, lambda: [table, beside(join(*words), figure_block(figure))], [figure])
+    return Section("privacy", "What left the building?", lead, lambda: [table, beside(joined(*words), figure_block(figure))], [figure])
 
 
 def _made(run: RunView) -> Section:

@@ -1,0 +1,124 @@
+"""New clients of a finished run: they search in its supernet, which stays as it is.
+
+Under PerFedRLNAS (Yao and Li, AAAI 2024, Fig. 5) only their policies learn, those of all newcomers together. In a round every newcomer
+gets a subnet drawn from its policy, which begins uniform, tries it as it is on its own validation data and reports how accurate it was,
+nothing else. Rewards are those of the method; time and memory play no part, because nothing is trained. Under the other methods a newcomer
+does what a client does that was never drawn: it gets the shared weights and sends nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fedloom.assemble.simulation import Reopened
+from fedloom.core.client_site import ClientSite
+from fedloom.core.errors import InvalidConfig
+from fedloom.core.messages import Report
+from fedloom.core.result import mean_and_std
+from fedloom.core.seeds import derive_seed
+from fedloom.data.splits import Federation, make_split
+from fedloom.engine.newcomers import check_joinable, shared_state, welcome
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """What one of them ends with: under PerFedRLNAS its most likely architecture, untrained by it; elsewhere its personal model."""
+
+    name: str
+    architecture: str
+    test_accuracy: float
+
+
+@dataclass(frozen=True)
+class Joined:
+    """accuracies: round by round, mean over newcomers of the test accuracy of the subnets they tried; spreads: over newcomers. Both are
+    empty for methods without such rounds."""
+
+    accuracies: tuple[float, ...]
+    spreads: tuple[float, ...]
+    newcomers: tuple[Newcomer, ...]
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def check_method(run: Reopened) -> None:
+    if run.settings.method != "perfedrlnas":
+        what = f"{run.store.folder} is a run of {run.settings.method}, which has no policies"
+        raise InvalidConfig(f"{what}. Give a run with method=perfedrlnas")
+
+
+def check_run(run: Reopened) -> None:
+    check_joinable(run.method, run.settings.method)
+    folder = run.store.folder
+    if not run.finished:
+        raise InvalidConfig(f"{folder} is not finished. Finish it with `fedloom resume {folder}`")
+
+
+def with_personal_models(run: Reopened, clients: int, seed: int, progress: Callable[[int, float, float], None]) -> Joined:
+    """Newcomers of a method without policies. progress: how many have their model, the mean of their accuracies so far, the spread."""
+    place, federation, names = _newcomers(run, clients, seed)
+    state = replace(shared_state(run.method.start(run.settings.seed), run.state()), seed=place)
+    newcomers: list[Newcomer] = []
+    for name, own in names.items():
+        diary = welcome(run.method, state, ClientSite(name, federation.data_of(own))).answer.diary
+        newcomers.append(Newcomer(name, diary.architecture, diary.test_accuracy or 0.0))
+        progress(len(newcomers), *_spread({newcomer.name: newcomer.test_accuracy for newcomer in newcomers}))
+    return Joined((), (), tuple(newcomers))
+
+
+def _newcomers(run: Reopened, clients: int, seed: int) -> tuple[int, Federation, dict[str, str]]:
+    """Their seed, their data (by the run's own rule, with that seed), and newcomer -> its name there.
+
+    Their test images are always of the test pool: in the training pool lie those that the run's clients trained on."""
+    settings, dataset = run.settings, run.federation.dataset
+    if dataset.members:
+        what = "The images of this run belong to its members, so there are none for newcomers"
+        raise InvalidConfig(f"{what}. A site joins with `fedloom join newcomers.safetensors --site SITE.toml`", key="data.name")
+    place = derive_seed(settings.seed, "newcomers", seed)
+    split = make_split(replace(settings.split, test=0.0), dataset.train.labels, dataset.test.labels, clients, place)
+    federation = Federation(dataset, split, run.bench.device)
+    return place, federation, {name.replace("client", "newcomer"): name for name in federation.names}
+
+
+def with_policies(run: Reopened, clients: int, rounds: int, seed: int, progress: Callable[[int, float, float], None]) -> Joined:
+    """Newcomers of PerFedRLNAS. progress: round, mean accuracy, spread."""
+    bench = run.bench
+    method: Any = run.method
+    place, federation, names = _newcomers(run, clients, seed)
+    state = replace(run.state(), round=0, seed=place, policies={}, visits={}, accuracies={}, memories={})
+    weights = bench.tensors(dict(state.weights))
+
+    def tried(architecture: Any, name: str) -> tuple[float, float]:
+        """Accuracy that is reported, and on test data."""
+        data = federation.data_of(names[name])
+        plain = bench.supernet.plain(weights, architecture)
+        statistics = bench.scorer.calibrate(plain, architecture, data.train)
+        parts = (bench.selecting(data), data.test)
+        reported, tested = (bench.scorer.score_network(plain, architecture, statistics, part).accuracy for part in parts)
+        return reported, tested
+
+    course = []
+    for number in range(rounds):
+        found = {name: tried(method.drawn(state, name), name) for name in names}
+        reports = [Report(name, number, facts=_facts(reported)) for name, (reported, _) in found.items()]
+        state = replace(method.learned(state, reports), round=number + 1)
+        course.append(_spread({name: tested for name, (_, tested) in found.items()}))
+        progress(number + 1, *course[-1])
+    ends = {name: method.chosen(state, name) for name in names}
+    newcomers = tuple(Newcomer(name, architecture.id, tried(architecture, name)[1]) for name, architecture in ends.items())
+    means, spreads = zip(*course, strict=True)
+    return Joined(means, spreads, newcomers)
+
+
+def _facts(accuracy: float) -> dict[str, float]:
+    return {"accuracy": accuracy, "seconds": 0.0}
+
+
+def _spread(accuracies: Mapping[str, float]) -> tuple[float, float]:
+    mean, std = mean_and_std(list(accuracies.values()))
+    assert mean is not None and std is not None
+    return mean, std

@@ -1,0 +1,1 @@
+"""Every command, one file a topic: arguments, words on the terminal, nothing else."""

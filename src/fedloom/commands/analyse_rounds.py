@@ -1,0 +1,136 @@
+"""How runs went: `fedloom analyse pace`, `phases`, `memory` and `policies`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedloom.analyses.memory import memory_use
+from fedloom.analyses.pace import Moment, reached
+from fedloom.analyses.pace import pace as pace_of
+from fedloom.analyses.phases import Stage, beginnings
+from fedloom.analyses.phases import phases as phases_of
+from fedloom.analyses.policies import policy_likeness
+from fedloom.assemble.simulation import reopen_run, saved_settings
+from fedloom.commands.terminal import PrintJson, RunFolder, check_finite, console, say, write_analysis
+from fedloom.engine.store import Store
+from fedloom.report.plots import Panel, plot_lines
+
+PACE_SCHEMA, PHASES_SCHEMA, MEMORY_SCHEMA, POLICIES_SCHEMA = (f"fedloom.{name}/1" for name in ("pace", "phases", "memory", "policies"))
+
+
+def pace(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, finished or not")],
+    reach: Annotated[float | None, typer.Option(min=0, max=1, help="an accuracy, such as 0.8, whose time is asked for")] = None,
+    out: Annotated[Path | None, typer.Option(help="the folder for pace.json, .svg and .png; the first RUN/analyses if not said")] = None,
+) -> None:
+    """Accuracy against simulated time (hardware.*), and the time to a given accuracy (PerFedRLNAS, Table 2)."""
+    check_finite("--reach", reach)
+    short = len({folder.resolve().name for folder in folders}) == len(folders)
+    names = [folder.resolve().name if short else str(folder) for folder in folders]
+    found = {name: (saved_settings(folder).method, pace_of(Store(folder))) for name, folder in zip(names, folders, strict=True)}
+    table = Table("run", "method", "rounds", "simulated s", "accuracy", *([f"s to {reach:.1%}"] if reach is not None else []))
+    for name, (method, moments) in found.items():
+        last = moments[-1]
+        row = [name, method, str(last.round), f"{last.seconds:.2f}", f"{last.accuracy:.2%}"]
+        table.add_row(*row, *([_when(moments, reach)] if reach is not None else []))
+    console.print(table)
+    target = out or folders[0] / "analyses"
+    lines = {name: [100 * moment.accuracy for moment in moments] for name, (_, moments) in found.items()}
+    places = {name: [moment.seconds for moment in moments] for name, (_, moments) in found.items()}
+    pictures = plot_lines([[Panel("", lines, places)]], "simulated seconds", "mean test accuracy in %")
+    told = {name: {"method": method, "moments": [asdict(moment) for moment in moments]} for name, (method, moments) in found.items()}
+    write_analysis(target, "pace", {"schema": PACE_SCHEMA, "runs": told}, pictures)
+
+
+def _when(moments: Sequence[Moment], accuracy: float) -> str:
+    moment = reached(moments, accuracy)
+    return "never" if moment is None else f"{moment.seconds:.2f} (round {moment.round})"
+
+
+def phases(
+    folder: RunFolder,
+    as_json: PrintJson = False,
+    out: Annotated[Path | None, typer.Option(help="the folder for phases.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """Accuracy, decided edges and memory of a run of spider, round by round, with its three phases (SPIDER, Fig. 6)."""
+    stages, target = phases_of(Store(folder), saved_settings(folder).method), out or folder / "analyses"
+    begun = beginnings(stages)
+    told = {"schema": PHASES_SCHEMA, "phases": begun, "rounds": [asdict(stage) for stage in stages]}
+    write_analysis(target, "phases", told, _phase_pictures(stages, begun), quiet=True)
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return
+    table = Table("round", "phase", "validation", "test", "decided edges", "absent edges", "peak MB", "local step MB")
+    for stage in stages:
+        numbers = [
+            f"{stage.validation_accuracy:.2%}",
+            f"{stage.test_accuracy:.2%}",
+            f"{stage.decided_edges:.1f}",
+            f"{stage.absent_edges:.1f}",
+        ]
+        table.add_row(str(stage.round), str(stage.phase), *numbers, f"{stage.peak_memory_mb:.2f}", f"{stage.local_step_mb:.2f}")
+    console.print(table)
+    say(", ".join(f"{name} from round {number} on" for name, number in begun.items()))
+    say(f"{target}/phases.svg, .png and .json")
+
+
+def _phase_pictures(stages: Sequence[Stage], begun: dict[str, int]) -> dict[str, bytes]:
+    def panel(vertical: str, scale: float, **lines: str) -> Panel:
+        values = {name: [scale * getattr(stage, item) for stage in stages] for name, item in lines.items()}
+        places = {name: [stage.round for stage in stages] for name in lines}
+        return Panel("", values, places, vertical=vertical, marks=begun)
+
+    accuracy = panel("accuracy in %", 100, validation="validation_accuracy", test="test_accuracy")
+    edges = panel("edges", 1, decided="decided_edges", absent="absent_edges")
+    memory = panel("memory in MB", 1, peak="peak_memory_mb", local="local_step_mb")
+    return plot_lines([[accuracy], [edges], [memory]], "round", "")
+
+
+def memory(
+    folder: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="the folder for memory.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """The memory that clients have and what their networks take of it (PerFedRLNAS, Fig. 4); any method with hardware.memory_mb."""
+    found = memory_use(reopen_run(folder))
+    table = Table("client", "tier", "has, MB", "network takes, MB", "did not fit")
+    for use in found.clients:
+        limit = f"{use.memory_mb:.2f}" if use.memory_mb else "no limit"
+        table.add_row(use.client, str(use.tier), limit, f"{use.used_mb:.2f}", f"{use.over} of {use.participations}")
+    console.print(table)
+    shares = found.over_by_round
+    half = shares[len(shares) // 2 :]
+    if shares:
+        say(f"networks that did not fit: {_mean(shares):.1%} in all rounds, {_mean(half):.1%} in the second half of them")
+    limited = [use for use in found.clients if use.memory_mb]
+    lines = {"what the client has": [use.memory_mb for use in limited], "what its network takes": [use.used_mb for use in limited]}
+    pictures = plot_lines([[Panel("", lines, points=tuple(lines))]], "clients, by their memory", "MB of training memory")
+    write_analysis(out or folder / "analyses", "memory", {"schema": MEMORY_SCHEMA, **found.to_table()}, pictures)
+
+
+def policies(
+    folder: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="the folder for policies.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """Do clients with unlike labels get unlike policies? Pairs of clients of a run of perfedrlnas (its Theorem 1)."""
+    found = policy_likeness(reopen_run(folder))
+    table = Table("pairs of clients", "divergence of labels", "likeness of policies")
+    for group in found.groups:
+        table.add_row(str(group.pairs), f"{group.divergence:.3f}", f"{group.likeness:.4f}")
+    console.print(table)
+    said = "all pairs are alike" if found.correlation is None else f"{found.correlation:+.3f}, p of one as low {found.p:.3f} (Mantel)"
+    say(f"rank correlation of both over {len(found.divergences)} pairs: {said}")
+    lines = {"pairs": found.likenesses, "means of groups": [group.likeness for group in found.groups]}
+    places = {"pairs": found.divergences, "means of groups": [group.divergence for group in found.groups]}
+    pictures = plot_lines([[Panel("", lines, places, points=("pairs",))]], "divergence of labels, nats", "likeness of policies")
+    write_analysis(out or folder / "analyses", "policies", {"schema": POLICIES_SCHEMA, **found.to_table()}, pictures)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

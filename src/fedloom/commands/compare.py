@@ -1,0 +1,63 @@
+"""`fedloom compare`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedloom import compare as comparison
+from fedloom import config
+from fedloom.commands.terminal import console, say, source_and_changes
+from fedloom.core.errors import FedloomError, Interrupted
+from fedloom.report.terminal.comparison import comparison_card, comparison_notes, comparison_table
+from fedloom.report.terminal.live_runs import LiveRuns
+
+
+def compare(
+    methods: Annotated[str, typer.Option(help="which methods, such as perfedsde,fedavg,local; each is compared to the first")],
+    source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; quickstart if nothing is said")] = "",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of all methods; seed is the first seed")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="how many seeds, each with a split of its own")] = 1,
+    jobs: Annotated[int, typer.Option(min=0, help="how many runs at a time; 0 is one per core, or one where a run itself takes more")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Run several methods on the same splits and compare them client by client.
+
+    Every method and seed is an ordinary run, in runs/compare-NAME/METHOD-SEED or run.folder/METHOD-SEED. Runs that are finished there
+    are not repeated, and stopped ones go on.
+    """
+    source, changes = source_and_changes(source, overrides)
+    jobs = jobs or comparison.usual_jobs(config.load(source, changes))
+    names = [method.strip() for method in methods.split(",")]
+    runs = comparison.plan(source, changes, names, seeds)
+    own = comparison.own_settings(source, changes, names)
+    watching = Console(stderr=True) if as_json else console
+    try:
+        with LiveRuns(watching, [run.name for run in runs]) as view:
+            failures = comparison.execute(runs, jobs, view)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped. The same command goes on from here") from None
+    results = comparison.collect(runs, failures)
+    card = comparison_card(results)
+    card["folder"] = str(runs[0].folder.parent)
+    card["own_settings"] = [asdict(one) for one in own]
+    card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
+    if as_json:
+        print(json.dumps(card, indent=2))
+    elif len(failures) < len(runs):
+        console.print(comparison_table(card))
+        say(comparison_notes(card))
+        for warning in [*map(str, own), *comparison.stale(results)]:
+            say(warning)
+        say(f"The runs are in {card['folder']}, in a folder for each method and seed")
+    if failures:
+        first = failures[0]
+        error = FedloomError(f"{len(failures)} of {len(runs)} runs failed, first {first.run.name}: {first.reason}")
+        error.exit_code = first.exit_code
+        raise error

@@ -1,0 +1,56 @@
+"""The commands of a real federation: serve, site and certs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedloom.commands.terminal import console, say
+from fedloom.core.errors import Interrupted
+from fedloom.federation.agreement import read_agreement, read_site
+from fedloom.federation.certificates import make_certificates
+from fedloom.federation.server.rounds import rehearsal
+from fedloom.federation.server.rounds import serve as run_server
+from fedloom.federation.site.member import attend
+from fedloom.report.terminal.live import LiveView
+
+
+def serve(
+    file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="what the members agreed on, and [server]")],
+    rehearse: Annotated[
+        Path | None, typer.Option(metavar="IMAGES", help="simulate all of it here instead; below this, a folder of images for every site")
+    ] = None,
+) -> None:
+    """Run the server of a federation; started again, it goes on after the last finished round."""
+    agreement = read_agreement(file)
+    title = f"{agreement.settings.method} for {agreement.members.name}"
+    try:
+        with LiveView(console, title) as view:
+            result = run_server(agreement, view, say) if rehearse is None else rehearsal(agreement, rehearse, view)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped. The same command goes on after the last finished round") from None
+    sites = len(result.ledger.final)
+    say(f"The federation is over after {result.rounds} rounds; {sites} of {len(agreement.sites)} sites have their personal model")
+
+
+def site(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="this site: its name, key, images and server")]) -> None:
+    """Take part in a federation with this site's own images, and end with a personal model here."""
+    try:
+        folder = attend(read_site(file), say)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped. The same command goes on from here") from None
+    say(f"All of it is in {folder}")
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where to write them; it must be empty")],
+    sites: Annotated[str, typer.Option(help="names of the sites, with commas between them")],
+    hosts: Annotated[str, typer.Option(help="names and addresses under which sites reach the server")] = "localhost,127.0.0.1",
+) -> None:
+    """Make an authority, a server certificate and site keys to try a federation with."""
+    names, places = ([part.strip() for part in text.split(",") if part.strip()] for text in (sites, hosts))
+    for path in make_certificates(folder, names, places or ["localhost"]):
+        say(str(path))
+    say(f"Give {folder}/server to the server and {folder}/SITE to each site; {folder}/authority/ca-key.pem to nobody")

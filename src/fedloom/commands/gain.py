@@ -1,0 +1,60 @@
+"""`fedloom gain`: what architectures of their own are worth to the clients of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedloom.analyses.gain import EPOCHS, gain_of
+from fedloom.assemble.simulation import reopen_run
+from fedloom.commands.terminal import PrintJson, RunFolder, check_finite, console, say
+from fedloom.core.errors import Interrupted
+from fedloom.files import write_file
+from fedloom.report.plots import plot_matrix
+
+
+def gain(
+    folder: RunFolder,
+    epochs: Annotated[int, typer.Option(min=1, help="of fine-tuning, of which the best counts")] = EPOCHS,
+    start: Annotated[
+        str, typer.Option(help="weights it starts from: personal (the other client's own) or shared (the supernet's)")
+    ] = "personal",
+    rate: Annotated[float | None, typer.Option(min=0, help="learning rate; the first of training.finetune_rates if not said")] = None,
+    clients: Annotated[int, typer.Option(min=0, help="only the first so many clients; 0 is all")] = 0,
+    as_json: PrintJson = False,
+    out: Annotated[Path | None, typer.Option(help="the folder for gain.json, .svg and .png; RUN/analyses if not said")] = None,
+) -> None:
+    """What architectures of their own are worth: every client's network fine-tuned at every client of a finished run (SPIDER, Eq. 6).
+
+    Every accuracy is written down as it comes: the same command goes on where it was stopped.
+    """
+    check_finite("--rate", rate)
+    work, target = gain_of(reopen_run(folder), clients, epochs, rate, start), out or folder / "analyses"
+    watching = Console(stderr=True) if as_json else console
+
+    def show(done: int, of: int, i: str, j: str, accuracy: float) -> None:
+        watching.print(f"{done}/{of}: {j}'s network at {i}: {accuracy:.2%}", highlight=False, soft_wrap=True, markup=False)
+
+    try:
+        table = work.measure(target / "gain.json", show)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped. The same command goes on with what is in {target}/gain.json") from None
+    names = [f"{client} (gain {100 * own:+.1f})" for client, own in zip(work.clients, table["gains"], strict=True)]
+    matrix = [[100 * accuracy for accuracy in row] for row in table["accuracies"]]
+    for ending, content in plot_matrix(matrix, names, work.clients, "whose architecture", "whose data").items():
+        write_file(target / f"gain.{ending}", content)
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return
+    shown = Table("client", "own architecture", "others', mean", "gain, points")
+    for client, row, own in zip(work.clients, table["accuracies"], table["gains"], strict=True):
+        accuracy = row[work.clients.index(client)]
+        shown.add_row(client, f"{accuracy:.2%}", f"{accuracy - own:.2%}", f"{100 * own:+.2f}")
+    console.print(shown)
+    say(f"gain of {work.run.settings.method}, mean over clients: {100 * table['gain']:+.2f} points")
+    say(f"{target}/gain.svg, .png and .json")

@@ -1,0 +1,171 @@
+"""The commands that take networks in and out: export, import-weights, predict, draw."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedloom import config
+from fedloom.assemble.simulation import saved_settings
+from fedloom.commands.terminal import Plugins, say
+from fedloom.config import space_settings
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
+from fedloom.core.registry import did_you_mean
+from fedloom.core.seeds import rng
+from fedloom.engine.store import Store
+from fedloom.files import write_file
+from fedloom.models import foreign
+from fedloom.models.export import FORMATS
+from fedloom.models.personal import load_model, supernet_of
+from fedloom.models.predict import predict as judge
+from fedloom.models.predict import read_model
+from fedloom.models.supernet_weights import take_network
+from fedloom.report.drawing import draw as picture
+from fedloom.spaces.base import SPACES, ImageShape
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN or WEIGHTS", help="the folder of a run, or a file written by import-weights")],
+    client: Annotated[str, typer.Option(help="whose personal model, from a run")] = "",
+    architecture: Annotated[str, typer.Option(help="which network of a weights file: smallest, medium, largest, an id, a genotype")] = "",
+    format: Annotated[
+        str, typer.Option(help="safetensors, torch (a .pt2 program) or onnx (needs the extra: fedloom[export])")
+    ] = "safetensors",
+    out: Annotated[
+        Path | None, typer.Option(help="where to write it; CLIENT.safetensors (.pt2, .onnx) or WEIGHTS-NETWORK… here if not said")
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Write a network to a file that describes itself: architecture, classes, normalisation."""
+    config.plug_in(plugin or [])
+    if format not in FORMATS:
+        raise InvalidConfig(f"There is no export format {format!r}. {did_you_mean(format, list(FORMATS))}")
+    if bool(client) == bool(architecture):
+        raise InvalidConfig("Say which network: --client NAME for one of a run, or --architecture NAME for one of a weights file")
+    ending, write = FORMATS[format]
+    if client:
+        network, facts = load_model(_model_of(source, client))  # proves that the file is whole before it is handed on
+        name = client
+    else:
+        network, facts = take_network(source, architecture)
+        named = architecture in supernet_of(facts).space.named
+        name = f"{source.stem}-{architecture if named else _file_name(facts['architecture'])}"
+    target = out or Path(f"{name}.{ending}")
+    if architecture:
+        _keep(source, target)
+    difference = write(target, network, facts)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    checked = "" if difference is None else f"; logits differ from torch's by at most {difference:.1e} on random images"
+    say(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes{checked}")
+
+
+def _file_name(text: str) -> str:
+    """For a file named after something that may hold any character and be of any length."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:200]
+
+
+def _model_of(folder: Path, client: str) -> Path:
+    if not (folder / "config.toml").exists():
+        raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
+    store, known = Store(folder), sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
+    if client not in known:
+        if any(entry.client == client and entry.final and entry.architecture for entry in store.read_ledger()):
+            raise DamagedRun(store.missing_models([client]), folder=str(folder))
+        cure = did_you_mean(client, known) if known else "The run has no personal models yet; finish it with `fedloom resume`"
+        raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
+    saved_settings(folder)  # imports the plugins that its space may come from
+    return store.model_path(client)
+
+
+def _keep(source: Path, target: Path) -> None:
+    try:
+        same = target.samefile(source)
+    except OSError:  # one is not there, or cannot be; who reads or writes it says so
+        same = False
+    if same:
+        raise InvalidConfig(f"{target} would be overwritten by what is taken out of it. Choose another --out")
+
+
+def import_weights(
+    space: Annotated[str, typer.Argument(help="the search space: mobilenetv3, darts or nasvit")],
+    file: Annotated[Path, typer.Argument(help="a checkpoint of the public network: a state dict saved by torch, or safetensors")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space, for other sizes")] = None,
+    size: Annotated[int, typer.Option(min=0, help="side of the images in pixels; 0 is the public network's own")] = 0,
+    out: Annotated[Path | None, typer.Option(help="where to write it; SPACE.safetensors here if not said")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Take over weights that were trained elsewhere with the public once-for-all, DARTS or NASViT code.
+
+    The file written holds a whole supernet: `fedloom export` takes networks out of it, `fedloom run weights=FILE` starts from it.
+    """
+    config.plug_in(plugin or [])
+    target = out or Path(f"{space}.safetensors")
+    _keep(file, target)
+    imported = foreign.import_weights(space, file, overrides or [], size, target)
+    image = imported.supernet.space.image
+    say(f"{target}: {imported.source}, {image.classes} classes, {image.channels} channels")
+    say(f"{foreign.counted(len(imported.tensors), 'tensor')} taken")
+    for kind, count in imported.expected_leftovers.items():
+        say(f"{foreign.counted(count, 'key')} left over as expected: {kind}")
+    if left := imported.unexpected_leftovers:
+        say(f"{foreign.counted(len(left), 'key')} left over, and unexpected: {foreign.some(left, 20)}")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="a file written by export, or a client's model.safetensors inside a run")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="png, jpeg, webp, bmp, gif, tiff or ppm files")],
+    top: Annotated[int, typer.Option(min=1, help="how many classes to name")] = 3,
+    plugin: Plugins = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Name the classes that a model sees in images, with probabilities.
+
+    Images that cannot be read are named at the end (exit code 5); the others are judged all the same.
+    """
+    config.plug_in(plugin or [])
+    seen, unreadable = judge(read_model(model), images, top)
+    if as_json and seen:
+        rows = [{"image": one.image, "classes": [{"name": name, "probability": p} for name, p in one.classes]} for one in seen]
+        print(json.dumps(rows, indent=2))
+    elif seen:
+        for one in seen:
+            say(f"{one.image}: {', '.join(f'{name} {probability:.1%}' for name, probability in one.classes)}")
+    if unreadable:
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in unreadable.items())
+        raise InvalidData(f"{len(unreadable)} of {len(images)} images cannot be read: {reasons}", files=tuple(unreadable))
+
+
+def draw(
+    what: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help="an id, SPACE:NAME (smallest, medium, largest, random), or a run")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space; seed for random")] = None,
+    client: Annotated[str, typer.Option(help="whose architecture, of a run")] = "",
+    classes: Annotated[int, typer.Option(min=2, help="classes to tell apart; a run has its own")] = 10,
+    size: Annotated[int, typer.Option(min=1, help="side of the images in pixels; a run has its own")] = 32,
+    out: Annotated[Path | None, typer.Option(help="where to write it; a name like the architecture's here if not said")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Draw an architecture as an SVG picture: `fedloom draw mobilenetv3:largest`, or `fedloom draw RUN --client NAME`."""
+    config.plug_in(plugin or [])
+    if client:
+        _, facts = load_model(_model_of(Path(what), client))
+        drawn, title = supernet_of(facts).space, f"{client} of {what}"
+        architecture = drawn.find(facts["architecture"], rng(0))
+    else:
+        name, colon, text = what.partition(":")
+        if not colon:
+            cure = "Of a run say --client NAME" if os.path.isdir(what) else "Write an id, or SPACE:NAME such as mobilenetv3:largest"
+            raise InvalidConfig(f"{what} is not an architecture. {cure}")
+        seeds = [override for override in overrides or [] if override.startswith("seed=")]
+        settings = space_settings(name, [override for override in overrides or [] if override not in seeds])
+        drawn, title = SPACES[name].make(settings, ImageShape(3, size, classes)), what[:60] + "…" * (len(what) > 60)
+        architecture = drawn.find(what if text[:1].isdigit() else text, rng(config.load(None, seeds).seed, "architecture"))
+    cost = drawn.cost(architecture)
+    numbers = f"{cost.parameters:,} parameters, {cost.macs:,} multiply-accumulates"
+    target = out or Path(f"{_file_name(client or what)}.svg")
+    write_file(target, picture(drawn.drawing(architecture), title, numbers).encode())
+    say(f"{target}: {architecture.id}, {numbers}")

@@ -1,0 +1,123 @@
+"""The commands about one run: run, resume, show."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedloom import config
+from fedloom.assemble.simulation import free_folder, new_run, resume_run, saved_settings
+from fedloom.commands.terminal import console, say, source_and_changes
+from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig
+from fedloom.core.registry import did_you_mean
+from fedloom.core.result import RunResult
+from fedloom.core.seeds import rng
+from fedloom.engine.events import Events
+from fedloom.engine.run import Watcher
+from fedloom.engine.store import Store, read_result
+from fedloom.models.personal import load_model, supernet_of
+from fedloom.report.terminal.live import LiveView
+from fedloom.report.terminal.show import client_view, run_view
+from fedloom.report.terminal.tables import client_table, summary
+from fedloom.report.track import Several, Tracker
+
+
+def settings_help() -> str:
+    rows = [f"{key} = {default}\n      {meaning}" for key, default, meaning in config.explain()]
+    return "Settings (key = default, then its meaning):\n\n\b\n" + "\n".join(rows)
+
+
+EventLines = Annotated[bool, typer.Option("--events", help="print the run's progress as JSON, one object a line, for other programs")]
+
+
+def run(
+    source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; default: quickstart")] = "",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings that win over the file's")] = None,
+    events: EventLines = False,
+) -> None:
+    """Run a federation on this machine."""
+    source, changes = source_and_changes(source, overrides)
+    settings = config.load(source, changes)
+    folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
+    start = f", from the weights in {settings.weights}" if settings.weights else ""
+    title = f"{settings.method} on {settings.data.name}, into {folder}{start}"
+    with _watching(folder, title, settings.run.track, events) as watcher:
+        result = new_run(settings, folder, watcher)
+    _conclude(folder, result, events)
+
+
+def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a stopped run")], events: EventLines = False) -> None:
+    """Continue a stopped run; finished rounds are not repeated."""
+    with _watching(folder, f"resuming {folder}", saved_settings(folder).run.track, events) as watcher:
+        result = resume_run(folder, watcher)
+    _conclude(folder, result, events)
+
+
+@contextmanager
+def _watching(folder: Path, title: str, track: bool, events: bool) -> Iterator[Watcher]:
+    trackers = [Tracker(folder / "tensorboard")] if track else []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: workers end, nothing stays behind
+    try:
+        if events:
+            yield Several([Events(lambda event: print(event.to_json(), flush=True)), *trackers])
+        else:
+            with LiveView(console, title) as view:
+                yield Several([view, *trackers])
+    except KeyboardInterrupt:
+        begun = (folder / "config.toml").exists()
+        raise Interrupted(f"stopped. Continue with `fedloom resume {folder}`" if begun else "stopped before the run began") from None
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _conclude(folder: Path, result: RunResult, quiet: bool) -> None:
+    missing = Store(folder).missing_models(client.name for client in result.clients)
+    if not quiet:
+        console.print(client_table(result))
+        say(summary(result))
+        if "weights" in result.environment:
+            say(f"It began with {result.environment['weights']}")
+        if "seconds" in result.environment:
+            say(f"The seconds are too few: {result.environment['seconds']}")
+        models = "" if missing else f", the personal models in {folder}/clients/"
+        say(f"The result is in {folder}/result.json{models}")
+    if missing:
+        raise DamagedRun(missing, folder=str(folder))
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, finished or not")],
+    client: Annotated[str, typer.Option(help="only this client: its participations and its architecture, drawn")] = "",
+) -> None:
+    """A run in the terminal: accuracies, clients, time; with --client one of them and its architecture."""
+    store = Store(folder)
+    saved_settings(folder)  # proves that it is a run, and brings its plugins
+    entries = list(store.read_ledger())
+    if not client:
+        result = read_result(folder)
+        if not result:
+            why = "the run was stopped before its first checkpoint, or the file was lost"
+            raise DamagedRun(f"{folder} has no result.json: {why}. `fedloom resume {folder}` goes on", folder=str(folder))
+        for part in run_view(result, entries):
+            console.print(part, highlight=False)
+        if missing := store.missing_models(row["name"] for row in result["clients"]):
+            say(missing)
+        return
+    own = [entry for entry in entries if entry.client == client]
+    if not own:
+        names = sorted({entry.client for entry in entries})
+        raise InvalidConfig(f"{folder} has nothing of a client {client!r}. {did_you_mean(client, names)}", client=client)
+    drawing, architecture = None, next((entry.architecture for entry in own if entry.final), "")
+    if store.model_path(client).exists():
+        _, facts = load_model(store.model_path(client))
+        space = supernet_of(facts).space
+        drawing, architecture = space.drawing(space.find(facts["architecture"], rng(0))), facts["architecture"]
+    for part in client_view(client, own, drawing, architecture):
+        console.print(part, highlight=False)
+    if architecture and drawing is None:
+        say(store.missing_models([client]))

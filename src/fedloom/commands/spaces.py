@@ -1,0 +1,70 @@
+"""The commands about what there is: list, space."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from fedloom import config
+from fedloom.commands.terminal import Plugins, console, say
+from fedloom.config import space_settings
+from fedloom.core.errors import InvalidConfig
+from fedloom.core.registry import did_you_mean
+from fedloom.data.readers import DATASETS
+from fedloom.methods.base import METHODS
+from fedloom.report.terminal.tables import space_card, space_table
+from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.supernets.base import make_supernet
+from fedloom.training.latency import measure_latency
+
+
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, spaces, datasets, presets, engines or settings; all but settings if not said")] = "",
+    plugin: Plugins = None,
+) -> None:
+    """What there is, one line each."""
+    config.plug_in(plugin or [])
+    things = {
+        "methods": {entry.name: entry.meaning for entry in METHODS},
+        "spaces": {entry.name: entry.meaning for entry in SPACES},
+        "datasets": {name: source.meaning for name, source in DATASETS.items()},
+        "presets": config.presets(),
+        "engines": {name: meaning for name, (_, meaning) in config.ENGINES.items()},
+    }
+    if what == "settings":
+        table = Table("setting", "default", "meaning")
+        for row in config.explain():
+            table.add_row(*row)
+        console.print(table)
+        return
+    if what and what not in things:
+        raise InvalidConfig(f"There is no list of {what!r}. {did_you_mean(what, [*things, 'settings'])}")
+    for title in [what] if what else list(things):
+        console.print(f"[bold]{title}[/bold]")
+        widest = max(map(len, things[title]))
+        for name, meaning in things[title].items():
+            say(f"  {name:{widest}} {meaning}")
+
+
+def space(
+    name: Annotated[str, typer.Argument(help="a search space; `fedloom list spaces` names them")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space")] = None,
+    classes: Annotated[int, typer.Option(min=2, help="classes to tell apart")] = 10,
+    size: Annotated[int, typer.Option(min=1, help="side of the images in pixels")] = 32,
+    latency: Annotated[bool, typer.Option("--latency", help="measure the time of an image on this machine's CPU as well")] = False,
+    plugin: Plugins = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """The card of a search space: genes, architectures, parameters and multiply-accumulates of colour images."""
+    config.plug_in(plugin or [])
+    supernet = make_supernet(name, space_settings(name, overrides or []), ImageShape(3, size, classes))
+    card = space_card(supernet, partial(measure_latency, supernet, device=torch.device("cpu")) if latency else None)
+    if as_json:
+        print(json.dumps(card, indent=2))
+    else:
+        console.print(space_table(card))

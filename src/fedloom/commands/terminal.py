@@ -1,0 +1,50 @@
+"""What all commands share: the terminal they print to, arguments and options that several of them have, files of analyses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedloom.core.errors import InvalidConfig
+from fedloom.files import write_file
+
+console = Console()
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
+PrintJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="FILE or MODULE", help="components of your own, which are imported; may be given several times"),
+]
+
+
+def say(text: str) -> None:
+    """Text as it is: no colours for numbers, no line breaks of the console's own."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def source_and_changes(source: str, overrides: list[str] | None) -> tuple[str, list[str]]:
+    """The preset or file, and what is to be changed: `fedloom run method=fedavg` changes the quickstart."""
+    if "=" in source and not os.path.isfile(source):
+        return "quickstart", [source, *(overrides or [])]
+    return source or "quickstart", list(overrides or [])
+
+
+def check_finite(option: str, value: float | None) -> None:
+    """nan and inf pass typer's own bounds."""
+    if value is not None and not math.isfinite(value):
+        raise InvalidConfig(f"{option} must be a finite number, got {value!r}")
+
+
+def write_analysis(target: Path, name: str, facts: Mapping[str, Any], pictures: Mapping[str, bytes], quiet: bool = False) -> None:
+    """NAME.json, .svg and .png in the folder ``target``."""
+    for ending, content in {"json": (json.dumps(facts, indent=2) + "\n").encode(), **pictures}.items():
+        write_file(target / f"{name}.{ending}", content)
+    if not quiet:
+        say(f"{target}/{name}.svg, .png and .json")

@@ -1,0 +1,185 @@
+"""What the members of a federation agree on (FEDERATION.toml), and what a site says of itself (SITE.toml).
+
+Every member has the same FEDERATION.toml. Server and sites compare a digest of it with each message, so none of them can run other
+settings than the rest without being noticed. Where things lie and on what machine they run is nobody else's business and not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedloom import config
+from fedloom.config import COMPONENT_PATHS, ENGINES, RunSettings, Settings
+from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.hardware import HardwareSettings
+from fedloom.core.settings import setting
+from fedloom.data.members import blank, unlabelled
+from fedloom.data.readers import Dataset
+from fedloom.federation.server.link import RoundSettings
+from fedloom.files import write_file
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site
+
+
+@dataclass(frozen=True)
+class Members:
+    """The table [federation]."""
+
+    name: str = setting("", "of the federation")
+    sites: tuple[str, ...] = setting((), "names of the members' sites")
+    classes: tuple[str, ...] = setting((), "names of all classes; a site's images lie in folders of these names")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The table [server], which only the server reads; paths are relative to the file."""
+
+    address: str = setting("127.0.0.1:9092", "where sites reach it: HOST:PORT; 0.0.0.0:PORT listens on every network of the machine")
+    certificate: str = setting("server.pem", "its certificate, which the sites' authority has signed")
+    key: str = setting("server-key.pem", "the certificate's key")
+    sites: str = setting("sites", "a folder with the public key of every site, SITE.pub")
+    folder: str = setting("", "where the run is kept; empty is runs/NAME of the federation")
+    round: RoundSettings = field(default_factory=RoundSettings)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    members: Members
+    settings: Settings
+    server: ServerSettings
+    digest: str
+
+    @property
+    def sites(self) -> list[str]:
+        """In the order in which a simulation numbers them."""
+        return sorted(self.members.sites)
+
+    def images(self, serving: bool = False) -> Dataset:
+        """What is known of the images without having any; a server has its own, without labels, if data.server says where."""
+        data = self.settings.data
+        known = blank(self.members.classes, data.image_size)
+        return replace(known, server=unlabelled(Path(data.server), data.image_size)) if serving and data.server else known
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """SITE.toml; paths are relative to the file."""
+
+    federation: str = setting("federation.toml", "the file that all members have")
+    name: str = setting("", "of this site, as the federation knows it")
+    server: str = setting("127.0.0.1:9092", "where the server is: HOST:PORT")
+    authority: str = setting("ca.pem", "the certificate of the authority that signed the server's")
+    key: str = setting("key.pem", "this site's private key, which stays here")
+    images: str = setting("images", "this site's images: class folders, or train/ and test/ of class folders")
+    folder: str = setting("fedloom-site", "where its memory, its model and the log of what left are kept")
+    device: str = setting("auto", "where it trains: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = setting(
+        0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0, high=1024
+    )
+    poll: float = setting(0.5, "seconds between two looks for an instruction, at most", low=0.01, high=60)
+    wait: float = setting(0.0, "seconds to try to reach the server before giving up; 0 is for ever", low=0)
+    message_mb: int = setting(256, "megabytes an instruction may have", low=1, high=4096)
+    onnx: bool = setting(True, "export the personal model to ONNX in the end, which takes some seconds")
+
+
+def read_agreement(path: Path) -> Agreement:
+    table = config.read_tables(str(path), {})
+    members = config.fill(Members, table.pop("federation", {}), "federation")
+    server = config.fill(ServerSettings, table.pop("server", {}), "server")
+    _check(path, members)
+    members = replace(members, classes=tuple(sorted(members.classes)))  # in the order in which folders are read
+    table["data"] = {**_table(table, "data"), "name": "sites"}
+    table["split"] = {**_table(table, "split"), "rule": "members"}
+    settings = config.from_table({"participants": len(members.sites), **table, "clients": len(members.sites)})
+    _check_real(path, settings)
+    folder = path.absolute().parent
+    data = replace(settings.data, server=_beside(folder, settings.data.server))
+    settings = replace(settings, data=data, weights=_beside(folder, settings.weights))
+    places: dict[str, Any] = {key: _beside(folder, getattr(server, key)) for key in ("certificate", "key", "sites", "folder")}
+    return Agreement(members, settings, replace(server, **places), _digest(members, settings))
+
+
+def read_site(path: Path) -> SiteSettings:
+    site: SiteSettings = config.fill(SiteSettings, config.read_toml(path))
+    if not NAME.fullmatch(site.name):
+        raise InvalidConfig(f"{path}: name must be this site's name in the federation, got {site.name!r}", key="name")
+    folder = path.absolute().parent
+    places: dict[str, Any] = {key: _beside(folder, getattr(site, key)) for key in ("federation", "authority", "key", "images", "folder")}
+    return replace(site, **places)
+
+
+def keep_to(agreement: Agreement, folder: Path, used: bool, key: str) -> None:
+    """A folder goes on with the agreement it began with, and no other. used: something is in it already; key: the setting that names it."""
+    note = folder / "federation.json"
+    if not used:
+        write_file(note, (json.dumps({"name": agreement.members.name, "digest": agreement.digest}) + "\n").encode())
+        return
+    try:
+        known = json.loads(note.read_text())["digest"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedRun(f"{note} does not say which federation {folder} belongs to. Choose another {key}") from error
+    if known != agreement.digest:
+        cure = f"Put the old settings back, or choose another {key}"
+        raise InvalidConfig(f"{folder} holds rounds of this federation under other settings. {cure}", key=key)
+
+
+def _check(path: Path, members: Members) -> None:
+    if not NAME.fullmatch(members.name):
+        what = f"federation.name must be letters, digits, dots and dashes, got {members.name!r}"
+        raise InvalidConfig(f"{path}: {what}", key="federation.name")
+    for site in members.sites:
+        if not NAME.fullmatch(site):
+            raise InvalidConfig(f"{path}: {site!r} cannot be a site's name: use letters, digits, dots and dashes", key="federation.sites")
+    for what, names, least in (("sites", members.sites, 1), ("classes", members.classes, 2)):
+        if len(names) < least or len(set(names)) != len(names):
+            raise InvalidConfig(f"{path}: federation.{what} must name at least {least}, each once", key=f"federation.{what}")
+
+
+def _check_real(path: Path, settings: Settings) -> None:
+    """What can be simulated only."""
+    if settings.hardware != HardwareSettings():
+        raise InvalidConfig(f"{path}: [hardware] simulates machines, and here they are real. Leave it out", key="hardware")
+    if settings.split.test or settings.split.server:
+        what = "a site's test images are in its folder and the server's in data.server. Leave split.test and split.server out"
+        raise InvalidConfig(f"{path}: {what}", key="split")
+
+
+def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    own = table.get(name, {})
+    if not isinstance(own, Mapping):
+        raise InvalidConfig(f"{name} is a table of settings, not a value", key=name)
+    return own
+
+
+def _beside(folder: Path, path: str) -> str:
+    return str(folder / path) if path else ""
+
+
+def _digest(members: Members, settings: Settings) -> str:
+    """Of all that must be the same everywhere: not of paths, machines and engines."""
+    components = {name: asdict(own) for name, own in settings.components.items() if name not in ENGINES}
+    for key in COMPONENT_PATHS:
+        name, _, item = key.partition(".")
+        components[name][item] = bool(components[name][item])
+    same = replace(
+        settings,
+        engine="",
+        plugins=(),
+        weights="",
+        components={},
+        run=RunSettings(),
+        data=replace(settings.data, folder="", server=""),
+    )
+    content = {"members": asdict(members), "settings": asdict(same), "components": components, "plugins": _contents(settings.plugins)}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _contents(plugins: tuple[str, ...]) -> list[str]:
+    """Plugins are the same if their content is."""
+    return [hashlib.sha256(Path(name).read_bytes()).hexdigest() if name.endswith(".py") else name for name in plugins]

@@ -1,0 +1,232 @@
+"""Clients in other buildings: one message to each site and round, over Flower, and everything that comes back checked before it counts."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedloom.core.boundary import Manifest, release
+from fedloom.core.errors import BadMessage, BadReport, FedloomError, one_line, printable
+from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
+from fedloom.core.result import LedgerEntry
+from fedloom.core.settings import setting
+from fedloom.federation.server.superlink import Reply
+from fedloom.federation.wire.messages import bounded, expected, from_bytes, to_bytes
+from fedloom.federation.wire.signatures import opened
+
+GLANCE = 0.05  # seconds between two looks for replies
+LOSSES = 3  # times that a site may lose its connection in one round before it is not asked again
+AGAIN = 5.0  # seconds before those who failed are asked again, and at least between two lines that say who is waited for
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """When a round is over, and what a report may be."""
+
+    minimum: int = setting(0, "reports without which a round does not end; 0 is one from every site that is asked", low=0)
+    timeout: float = setting(3600.0, "seconds a site may take for its answer", low=1)
+    patience: float = setting(30.0, "seconds to wait for sites that are not connected, once the others have answered", low=0)
+    message_mb: int = setting(256, "megabytes a report may have", low=1, high=4096)
+    norm: float = setting(10.0, "how many times longer than the weights an update may be (Euclidean norm); 0 does not look", low=0)
+
+    @property
+    def most(self) -> int:
+        return self.message_mb << 20
+
+
+class Post(Protocol):
+    """What carries messages: a SuperLink."""
+
+    def online(self) -> Mapping[str, str]: ...
+    def send(self, site: str, data: bytes) -> str: ...
+    def replies(self, waiting: Sequence[str]) -> list[Reply]: ...
+    def forget(self, messages: Sequence[str]) -> None: ...
+
+
+@dataclass
+class Asked:
+    """A site that has an instruction and has not answered."""
+
+    site: str
+    sent: bytes
+    since: float
+    connection: str  # on another one the site does not know of it
+
+
+@dataclass
+class Round:
+    """One exchange as it goes on."""
+
+    instructions: Mapping[str, Instruction]
+    needed: int
+    asked: dict[str, Asked] = field(default_factory=dict)  # message id -> who
+    reports: dict[str, Report] = field(default_factory=dict)
+    out: set[str] = field(default_factory=set)  # refused, failed or too slow
+    losses: Counter[str] = field(default_factory=Counter)  # by site
+    quiet_since: float | None = None  # nobody is at work since then
+
+    def missing(self) -> list[str]:
+        """Sites that could still be asked."""
+        busy = {asked.site for asked in self.asked.values()}
+        return [site for site in self.instructions if site not in self.reports and site not in self.out and site not in busy]
+
+
+class FlowerLink:
+    """A link to registered sites. A report that fails a check is left out of its round, with one line that says why."""
+
+    def __init__(
+        self,
+        post: Post,
+        keys: Mapping[str, Any],
+        federation: str,
+        uploads: Manifest,
+        settings: RoundSettings,
+        record: Callable[[LedgerEntry], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._post, self._keys, self._federation, self._uploads = post, keys, federation, uploads
+        self._settings, self._record = settings, record
+        self._tell = say
+        self._names = sorted(keys)
+        self.at_once = len(self._names)
+
+    def clients(self) -> Sequence[str]:
+        return self._names
+
+    def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
+        by_site = {instruction.client: instruction for instruction in instructions}
+        final = any(instruction.action == FINISH for instruction in instructions)
+        needed = 0 if final else min(self._settings.minimum or len(by_site), len(by_site))
+        round = Round(by_site, needed)
+        while not self._over(round):
+            self._ask(round)
+            for reply in self._post.replies(list(round.asked)):
+                if asked := round.asked.pop(reply.message, None):
+                    self._take(round, asked, reply)
+            self._lose(round)
+            time.sleep(GLANCE)
+        self._post.forget(list(round.asked))
+        return list(round.reports.values())
+
+    def _over(self, round: Round) -> bool:
+        if len(round.reports) == len(round.instructions):
+            return True
+        now = time.monotonic()
+        if round.asked:
+            round.quiet_since = None
+            return False
+        if round.quiet_since is None:
+            round.quiet_since = now
+        missing = round.missing()
+        if missing and now - round.quiet_since < self._settings.patience:
+            return False
+        if len(round.reports) >= round.needed:
+            if missing:
+                self._say(f"{_which(round)} ends without {', '.join(missing)}: not connected")
+            return True
+        has = f"{_which(round)} has {len(round.reports)} of the {round.needed} reports it needs"
+        if not missing:  # those that were refused or failed are asked again
+            self._say(f"{has}; asking {_names(round.out)} again")
+            time.sleep(AGAIN)
+            round.out.clear()
+            round.losses.clear()
+        elif now - round.quiet_since >= AGAIN:
+            self._say(f"{has}; waiting for {_names(missing)}")
+        else:
+            return False
+        round.quiet_since = None
+        return False
+
+    def _ask(self, round: Round) -> None:
+        online = self._post.online()
+        for site in round.missing():
+            if site in online:
+                sent = to_bytes(round.instructions[site], self._federation)
+                if message := self._post.send(site, sent):
+                    round.asked[message] = Asked(site, sent, time.monotonic(), online[site])
+
+    def _take(self, round: Round, asked: Asked, reply: Reply) -> None:
+        instruction = round.instructions[asked.site]
+        if reply.lost:
+            self._lost(round, asked.site)
+            return
+        try:
+            report, weight = self._checked(reply, asked, instruction)
+        except Exception as error:  # whatever a stranger's bytes make of it: the others go on
+            why = error if isinstance(error, FedloomError) else f"it is not readable ({one_line(error)})"
+            self._say(f"{asked.site}, {_which(round)}: left out: {why}")
+            round.out.add(asked.site)
+            return
+        round.reports[asked.site] = report
+        self._write_down(instruction, report, weight, time.monotonic() - asked.since)
+
+    def _checked(self, reply: Reply, asked: Asked, instruction: Instruction) -> tuple[Report, int]:
+        """Whose, for what, of which shape, how large: in this order, and before anything is computed with it."""
+        if reply.site != asked.site:
+            raise BadMessage(f"{reply.site or 'A stranger'} answered in its name", client=asked.site)
+        if reply.error:
+            raise BadMessage(reply.error, client=asked.site)
+        plain = opened(reply.data, asked.sent, self._keys[asked.site], asked.site)
+        report = from_bytes(Report, plain, self._settings.most, self._federation)
+        released = release(expected(report, instruction, asked.site), instruction, self._uploads)
+        if instruction.action == FINISH and (report.arrays or report.facts):
+            raise BadReport("The final participation must send nothing", client=asked.site)
+        return bounded(released.report, instruction, self._uploads, self._settings.norm), released.bytes
+
+    def _lose(self, round: Round) -> None:
+        """Give up those that take too long or are gone; who is gone may come back."""
+        online, now = self._post.online(), time.monotonic()
+        for message, asked in list(round.asked.items()):
+            late = now - asked.since > self._settings.timeout
+            if not late and online.get(asked.site) == asked.connection:
+                continue
+            del round.asked[message]
+            self._post.forget([message])
+            if late:
+                self._say(f"{asked.site}, {_which(round)}: left out: no answer in {self._settings.timeout:g} seconds")
+                round.out.add(asked.site)
+            else:
+                self._lost(round, asked.site)
+
+    def _say(self, text: str) -> None:
+        self._tell(printable(text))  # a site's words are part of some lines
+
+    def _lost(self, round: Round, site: str) -> None:
+        round.losses[site] += 1
+        often = round.losses[site] >= LOSSES
+        self._say(f"{site}, {_which(round)}: the connection is lost" + (f", {LOSSES} times: left out" if often else ""))
+        if often:
+            round.out.add(site)
+
+    def _write_down(self, instruction: Instruction, report: Report, weight: int, seconds: float) -> None:
+        """What the server can know of a participation: nothing of architectures or accuracies."""
+        entry = LedgerEntry(
+            client=instruction.client,
+            round=instruction.round,
+            final=instruction.action == FINISH,
+            bytes_down=payload_bytes(instruction),
+            bytes_up=weight,
+            uploads=tuple(sorted({*report.arrays, *report.facts})),
+            seconds={"exchange": seconds},
+            architecture="",
+            validation_accuracy=None,
+            test_accuracy=None,
+            trained_macs=0,
+            evaluated_architectures=0,
+            peak_memory_mb=0.0,
+            process_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        )
+        self._record(entry)
+
+
+def _which(round: Round) -> str:
+    instruction = next(iter(round.instructions.values()))
+    return "the farewell" if instruction.action == FINISH else f"round {instruction.round + 1}"
+
+
+def _names(sites: Sequence[str] | set[str]) -> str:
+    return ", ".join(sorted(sites))

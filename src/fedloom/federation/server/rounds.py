@@ -1,0 +1,127 @@
+"""The server half of a real federation: the same rounds as in a simulation, over a link that is a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from fedloom.assemble.simulation import environment, make_bench, new_run, so_far, with_weights
+from fedloom.config import to_toml
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
+from fedloom.core.method import Method
+from fedloom.core.result import LedgerEntry, RunResult
+from fedloom.data.members import classes_of_members
+from fedloom.engine.newcomers import shared_state
+from fedloom.engine.run import Run, Watcher
+from fedloom.engine.store import Store, pack_state
+from fedloom.federation.agreement import Agreement, keep_to
+from fedloom.federation.server.link import FlowerLink
+from fedloom.federation.server.superlink import SuperLink, need_flower
+from fedloom.federation.server.tolerant import Wary
+from fedloom.federation.wire.signatures import public_bytes, public_key
+from fedloom.files import write_arrays
+from fedloom.methods.base import METHODS
+
+NEWCOMERS = "newcomers.safetensors"  # in the run folder
+
+
+def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) -> RunResult:
+    """Run the rounds, from the first or from the last that was finished, until every site has its personal model."""
+    need_flower()
+    settings, own = agreement.settings, agreement.server
+    keys = {name: public_key(Path(own.sites) / f"{name}.pub") for name in agreement.sites}
+    sites = {name: public_bytes(key) for name, key in keys.items()}
+    for one, other in combinations(sites, 2):
+        if sites[one] == sites[other]:
+            what = f"{one} and {other} have the same key in {own.sites}, so that either could answer for the other"
+            raise InvalidConfig(f"{what}. Every site needs a key of its own", key="server.sites")
+    folder = Path(own.folder or Path("runs") / agreement.members.name)
+    store = Store(folder)
+    device = torch.device("cpu")  # it averages
+    bench = make_bench(settings, agreement.images(serving=True), device)
+    surroundings = environment(device)
+    if settings.weights:
+        bench, surroundings["weights"] = with_weights(bench, Path(settings.weights), settings.weights)
+    method = METHODS[settings.method].make(settings.components[settings.method], bench)
+    initial = method.start(settings.seed)
+    store.claim()
+    try:
+        known = (store.folder / "config.toml").exists()
+        keep_to(agreement, store.folder, known, "server.folder")
+        if not known:
+            store.write_text("config.toml", to_toml(settings))
+        before, over = so_far(store)
+        over = over and {entry.client for entry in store.read_ledger() if entry.final} >= set(agreement.sites)  # or some await their model
+        run = Run(
+            method=Wary(method, say),
+            initial=initial,
+            store=store,
+            watcher=watcher,
+            rounds=settings.rounds,
+            seed=settings.seed,
+            facts={
+                "method": settings.method,
+                "space": settings.space,
+                "dataset": agreement.members.name,
+                "protocol": settings.protocol,
+                "environment": surroundings,
+            },
+            describe_client=_nobody,
+            before=before,
+            over=over,
+        )
+        if over:
+            return run.execute(_Silence(list(sites)))
+        with closing(SuperLink(own.address, Path(own.certificate), Path(own.key), sites, own.round.most, say)) as superlink:
+            say(f"Listening at {superlink.address} for {', '.join(sites)}")
+            result = run.execute(FlowerLink(superlink, keys, agreement.digest, method.uploads, own.round, run.record, say))
+        _prepare_newcomers(store, method, initial, agreement.digest, say)
+        return result
+    finally:
+        store.release()
+
+
+def _prepare_newcomers(store: Store, method: Method[Any], initial: Any, digest: str, say: Callable[[str], None]) -> None:
+    """What sites need that arrive later, and nothing of those that took part."""
+    state, path = store.load_state(initial), store.folder / NEWCOMERS
+    if method.uploads and state is not None:
+        arrays, facts = pack_state(shared_state(initial, state), state.round)
+        write_arrays(path, arrays, {**facts, "federation": digest})
+        say(f"{path} is for sites that arrive later: fedloom join {NEWCOMERS} --site SITE.toml")
+
+
+def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult:
+    """The same federation in one process, to see what to expect: with the same images and threads it ends with the same numbers."""
+    settings = agreement.settings
+    folder = Path(agreement.server.folder or Path("runs") / agreement.members.name)
+    folder = folder.with_name(f"{folder.name}-rehearsal")
+    if images.is_dir() and (odd := sorted(set(agreement.members.classes) ^ set(classes_of_members(images)))):
+        cure = "The classes of a rehearsal are those of its folders"
+        raise InvalidData(f"{images} does not have the classes that were agreed on: {odd[0]!r} differs. {cure}", folder=str(images))
+    data = replace(settings.data, folder=str(images))
+    return new_run(replace(settings, data=data), folder, watcher)
+
+
+def _nobody(entry: LedgerEntry) -> NoReturn:
+    raise DamagedRun(f"The ledger of a server says what {entry.client} keeps to itself")
+
+
+class _Silence:
+    """No way to reach anybody: a federation that is over needs none."""
+
+    at_once = 1
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def clients(self) -> list[str]:
+        return self._names
+
+    def exchange(self, instructions: object) -> NoReturn:
+        raise DamagedRun("The federation is over")

@@ -1,0 +1,1 @@
+"""A member's site: its own images, its answers, and a log of what left."""

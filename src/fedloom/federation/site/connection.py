@@ -1,0 +1,156 @@
+"""A site's end of the network: a connection to a SuperLink's Fleet API.
+
+To the server it is a Flower SuperNode, with a key of its own. Unlike ``flower-supernode`` it never fetches the program of a run, starts no
+process per message and waits for the next message where it computes.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedloom.core.errors import ConnectionRefused, one_line
+from fedloom.federation.server.superlink import as_record, from_record, need_flower
+
+HEARTBEAT = 10.0  # seconds; after two without one the server takes the site for gone, and only then lets it in again
+
+
+class Fleet:
+    """receive -> work -> reply, one message at a time; a thread says that the site is alive meanwhile."""
+
+    def __init__(self, server: str, authority: Path, key: Any, most: int) -> None:
+        need_flower()
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
+        from flwr.proto.node_pb2 import Node
+        from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        self._most = most
+        public = key.public_key()
+        signs = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, public)]
+        self._client = FleetHttpClient(f"https://{server}", interceptors=signs, verify=ssl.create_default_context(cafile=str(authority)))
+        self._client._client.follow_redirects = False  # a server must not send this site's requests to addresses of its choice
+        request = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT)
+        try:
+            self._node = Node(node_id=self._ask(self._client.ActivateNode, request).node_id)
+        except ConnectionRefused:
+            self._client.close()
+            raise
+        self._left, self.lost, self._answered = threading.Event(), False, False
+        self._message: Any = None  # the one that was received last
+        self._beat = threading.Thread(target=self._stay_alive, daemon=True, name="heartbeat of the site")
+        self._beat.start()
+
+    def receive(self) -> bytes | None:
+        """The next message, if there is one."""
+        from flwr.common.serde import message_from_proto
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_confirm_message_received_fn_protobuf,
+            make_pull_object_fn_protobuf,
+        )
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+
+        found = self._ask(self._client.PullMessages, PullMessagesRequest(node=self._node))
+        if not found.messages_list:
+            return None
+        self._answered = False  # whoever sends the next has fetched the last
+        self._message, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+        run, name = self._message.metadata.run_id, tree.object_id
+        self._message.metadata.__dict__["_message_id"] = name
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
+        parts = [part.object_id for part in iterate_object_tree(tree)]
+        contents = self._ask(lambda names: pull_objects(names, pull_object_fn=pull), parts)
+        self._ask(make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run), name)
+        return from_record(inflate_object_from_contents(name, contents), self._most)
+
+    def reply(self, data: bytes | None, error: str = "") -> None:
+        """Answer the message that was received last, with bytes or with why there are none."""
+        from flwr.app import Error, Message
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.constant import ErrorCode
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
+
+        what = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, error) if data is None else as_record(data)
+        message = Message(what, reply_to=self._message)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        request = PushMessagesRequest(
+            node=self._node,
+            messages_list=[message_to_proto(remove_content_from_message(message) if data is not None else message)],
+            message_object_trees=[get_object_tree(message)],
+            clientapp_runtime_list=[0.0],
+        )
+        answer = self._ask(self._client.PushMessages, request)
+        push = make_push_object_fn_protobuf(self._client.PushObject, self._node, message.metadata.run_id, answer.session_id)
+        due = set(answer.objects_to_push)
+        with suppress(ObjectPushError):  # the server waits for this answer no longer; it will ask again
+            self._ask(lambda parts: push_objects(parts, push, object_ids_to_push=due), get_all_nested_objects(message))
+        self._answered = True
+
+    def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:
+        import httpx
+
+        try:
+            return call(request)
+        except httpx.HTTPStatusError as error:
+            raise ConnectionRefused(_why(error.response.status_code), status=error.response.status_code) from error
+        except (httpx.HTTPError, OSError) as error:
+            untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
+            foreign = "its certificate is not signed by the authority this site trusts, or is for another name"
+            why = foreign if untrusted else one_line(error)
+            raise ConnectionRefused(f"The server does not answer: {why}", untrusted=untrusted) from error
+
+    def _stay_alive(self) -> None:
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        while not self._left.is_set():
+            try:
+                answer = self._client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT))
+                self.lost = not answer.success
+            except Exception:  # the server may be starting again; whoever receives next will see
+                self.lost = True
+            self._left.wait(HEARTBEAT / 3)
+
+    def close(self) -> None:
+        """Leave; at once, unless an answer may not be fetched yet: Flower drops those of sites that have left."""
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+        if not self._left.is_set():
+            self._left.set()
+            self._beat.join(timeout=HEARTBEAT)  # a heartbeat after it has left would let it in again
+            if not self._answered:
+                with suppress(Exception):  # it is leaving anyway
+                    self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+            self._client.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _why(status: int) -> str:
+    if status == 413:
+        return "The server refused the report: it is larger than the federation accepts"
+    if status == 429:
+        return "The server refused the report: this site has sent too much since it was asked"
+    if status == 401:
+        return "The server does not accept this site's signature: the clocks differ (this site's may be at most 5 seconds ahead)"
+    if status == 403:
+        return "The server does not know this site's key. Its operator must put the public key among the federation's"
+    if status == 412:
+        return "The server refused this site: it is connected already (after a crash: for about 20 seconds)"
+    return f"The server refused a request, with status {status}"

@@ -1,0 +1,239 @@
+"""A member's site: it reads its own images, answers rounds, keeps its memory and its model, and writes down what left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedloom.assemble.simulation import describe_model, make_bench, usable_device
+from fedloom.core.client_site import ClientData, ClientSite, Examples
+from fedloom.core.errors import BadMessage, ConnectionRefused, FedloomError, InvalidConfig, UnusableFormat, one_line, printable
+from fedloom.core.messages import FINISH, Instruction
+from fedloom.core.result import LedgerEntry
+from fedloom.data.members import read_member
+from fedloom.data.readers import Pool
+from fedloom.data.splits import held_out
+from fedloom.engine.newcomers import check_joinable, welcome
+from fedloom.engine.store import Store, read_state
+from fedloom.engine.visit import Books, Visited, visit
+from fedloom.federation.agreement import Agreement, SiteSettings, keep_to, read_agreement
+from fedloom.federation.server.superlink import need_flower
+from fedloom.federation.site.connection import Fleet
+from fedloom.federation.site.statement import LOG, Departure, mend, statement
+from fedloom.federation.wire.messages import finite, from_bytes, to_bytes
+from fedloom.federation.wire.signatures import private_key, signed
+from fedloom.files import append_lines, read_arrays, write_file
+from fedloom.methods.base import METHODS
+from fedloom.models.export import to_onnx
+from fedloom.models.personal import load_model
+
+Say = Callable[[str], None]
+PAUSE = 0.5  # seconds before the first of further attempts to reach the server
+LONGEST = 30.0  # seconds between two attempts to reach the server
+SOON = 0.05  # seconds before the first look for the next instruction
+
+
+def attend(settings: SiteSettings, say: Say) -> Path:
+    """Answer the federation's rounds until this site has its personal model; the folder where it lies."""
+    need_flower()
+    agreement = read_agreement(Path(settings.federation))
+    if settings.name not in agreement.sites:
+        raise InvalidConfig(f"{settings.federation} has no site {settings.name!r}; it has {', '.join(agreement.sites)}", key="name")
+    key = private_key(Path(settings.key))
+    if not Path(settings.authority).is_file():
+        raise InvalidConfig(f"There is no certificate of an authority at {settings.authority}", key="authority")
+    store = Store(Path(settings.folder) / agreement.members.name / settings.name)
+    store.claim()
+    try:
+        keep_to(agreement, store.folder, (store.folder / "ledger.jsonl").exists(), "folder")
+        desk = Desk(settings, agreement, key, store, say)
+        if desk.done:
+            say(f"{settings.name} took part in this federation to its end. To take part in another run of it, choose another folder")
+        while not desk.done:
+            with _connected(settings, key, say) as fleet:
+                say(f"{settings.name} is connected to {settings.server}")
+                try:
+                    _answer(fleet, desk, settings.poll, say)
+                except ConnectionRefused as error:
+                    say(f"{error}. Trying again")
+                    time.sleep(PAUSE)
+        return desk.settle()
+    finally:
+        store.release()
+
+
+def _connected(settings: SiteSettings, key: Any, say: Say) -> Fleet:
+    """Try, with longer and longer pauses; a server that is not the one it should be is final."""
+    pause, began, said = PAUSE, time.monotonic(), ""
+    while True:
+        try:
+            return Fleet(settings.server, Path(settings.authority), key, settings.message_mb << 20)
+        except ConnectionRefused as error:
+            waited = time.monotonic() - began
+            if error.facts.get("untrusted") or 0 < settings.wait < waited + pause:
+                raise
+            if str(error) != said:
+                say(f"{error}. Trying again")
+                said = str(error)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+
+
+def _answer(fleet: Fleet, desk: Desk, poll: float, say: Say) -> None:
+    pause = SOON  # rarer and rarer looks: after an answer the next instruction is often not far
+    while not desk.done:
+        try:
+            data = fleet.receive()
+        except ConnectionRefused:
+            raise
+        except Exception as error:  # whatever a stranger's bytes make of Flower
+            say(printable(f"Refused an instruction: it is not readable ({one_line(error)})"))
+            fleet.reply(None, "the instruction was not readable")
+            continue
+        if data is None:
+            if fleet.lost:
+                raise ConnectionRefused("The server does not know this connection any more")
+            time.sleep(min(pause, poll))
+            pause = min(2 * pause, poll)
+            continue
+        pause = SOON
+        try:
+            reply = desk.answer(data)
+        except FedloomError as error:
+            say(printable(f"Refused an instruction: {error}"))
+            # What went wrong with the site's own data is nobody else's business.
+            fleet.reply(None, str(error) if isinstance(error, BadMessage) else f"{type(error).__name__}; the site's own log says more")
+            continue
+        fleet.reply(reply)
+        desk.sent()
+
+
+@dataclass
+class Desk:
+    """Where instructions are checked and answered. All that is kept is on disk before a report leaves."""
+
+    settings: SiteSettings
+    agreement: Agreement
+    key: Any
+    store: Store
+    say: Say
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        device = usable_device(self.settings.device)
+        settings, images = self.agreement.settings, self.agreement.images()
+        bench = make_bench(settings, images, device)
+        self.method = METHODS[settings.method].make(settings.components[settings.method], bench)
+        self.data = own_data(self.settings, self.agreement, device)
+        self._books = Books(self.method, self.store, describe_model(settings, images), self._record)
+        self._entries: list[LedgerEntry] = []
+        self._final = False
+        known = list(self.store.read_ledger())
+        self._last = max((entry.round for entry in known), default=-1)
+        self.done = any(entry.final for entry in known)  # all that is left is to settle
+        mend(self.store.folder / LOG)
+
+    def answer(self, data: bytes) -> bytes:
+        """The signed report to an instruction, or a refusal that says why."""
+        instruction = from_bytes(Instruction, data, self.settings.message_mb << 20, self.agreement.digest)
+        self._check(instruction)
+        self.say(f"{self.settings.name}: {'the farewell' if instruction.action == FINISH else f'round {instruction.round + 1}'}")
+        visited = visit(self.method, instruction, self.data, *self._books.before(instruction))
+        # Whoever asks for this round has finished all before it, and may ask for it again: its memories stay, those before them need not.
+        self.store.checkpoint = instruction.round
+        self.store.rewind_ledger(rounds_over=instruction.action == FINISH)
+        self._entries.clear()
+        report = self._books.keep(instruction, visited)
+        assert report is not None  # only simulated hardware is late
+        self.store.append(self._entries)
+        self._last = instruction.round
+        plain = to_bytes(report, self.agreement.digest)
+        departure = Departure.of(report, instruction, hashlib.sha256(plain).hexdigest())
+        append_lines(self.store.folder / LOG, [departure.to_json()])  # before it does
+        self._final = instruction.action == FINISH
+        return signed(plain, data, self.key)
+
+    def keep(self, state: Any, visited: Visited) -> None:
+        """What a newcomer found; nothing leaves."""
+        instruction = Instruction(self.settings.name, state.round, FINISH, 0)
+        self.store.checkpoint = state.round
+        self.store.rewind_ledger(rounds_over=False)  # an earlier try counts no longer
+        self._books.keep(instruction, visited)
+        self.store.append(self._entries)
+
+    def sent(self) -> None:
+        self.done = self._final
+
+    def _check(self, instruction: Instruction) -> None:
+        name, rounds = self.settings.name, self.agreement.settings.rounds
+        if instruction.client != name:
+            raise BadMessage(f"It is for {instruction.client}, and this is {name}", client=name)
+        if instruction.round < self._last:
+            raise BadMessage(f"It is for round {instruction.round + 1}, and round {self._last + 1} was answered already", client=name)
+        if instruction.round > rounds or (instruction.round == rounds and instruction.action != FINISH):
+            raise BadMessage(f"It is for round {instruction.round + 1}, and {rounds} were agreed on", client=name)
+        finite(instruction)
+
+    def _record(self, entry: LedgerEntry) -> None:
+        self._entries.append(entry)
+
+    def settle(self) -> Path:
+        """The personal model for use elsewhere, its accuracy, and what left this site, in words."""
+        folder, name = self.store.folder, self.settings.name
+        model = self.store.model_path(name)
+        if self.settings.onnx:
+            try:
+                to_onnx(folder / "model.onnx", *load_model(model))
+                model = folder / "model.onnx"
+            except UnusableFormat as error:
+                self.say(f"The personal model is not exported to ONNX: {error}")
+        final = [entry for entry in self.store.read_ledger() if entry.final][-1]
+        text = statement(self.agreement.members.name, name, self.method.uploads, folder / LOG)
+        write_file(folder / "statement.txt", text.encode())
+        result = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}
+        self.store.write_text("result.json", json.dumps(result, indent=2) + "\n")
+        accuracy = "unknown" if final.test_accuracy is None else f"{final.test_accuracy:.1%}"
+        self.say(f"The personal model of {name} is {model}; on this site's own test images its accuracy is {accuracy}")
+        self.say(text.rstrip())
+        return folder
+
+
+def join(settings: SiteSettings, file: Path, rounds: int, say: Say) -> Path:
+    """A personal model for a site that arrives after the rounds, from what the server has for newcomers; nothing is sent."""
+    agreement = read_agreement(Path(settings.federation))
+    store = Store(Path(settings.folder) / agreement.members.name / settings.name)
+    _, facts = read_arrays(file)
+    if facts.get("federation") != agreement.digest:
+        raise BadMessage(f"{file} is of another federation than {settings.federation}, or of other settings of it")
+    store.claim()
+    try:
+        desk = Desk(settings, agreement, None, store, say)
+        check_joinable(desk.method, agreement.settings.method)
+        state, _ = read_state(file, desk.method.start(agreement.settings.seed))
+        desk.keep(state, welcome(desk.method, state, ClientSite(settings.name, desk.data), rounds))
+        return desk.settle()
+    finally:
+        store.release()
+
+
+def own_data(settings: SiteSettings, agreement: Agreement, device: torch.device) -> ClientData:
+    """This site's images on its device: the same parts as in a simulation of the federation with the same seed."""
+    run = agreement.settings
+    train, test = read_member(Path(settings.images), agreement.members.classes, run.data.image_size)
+    sites = agreement.sites
+    number = sites.index(settings.name) if settings.name in sites else len(sites)  # of a newcomer
+    fit, select = held_out(run.split, train.labels, run.seed, number)
+    if len(fit) < 2 or not len(select) or not len(test):
+        what = f"{len(fit)} training, {len(select)} validation and {len(test)} test images"
+        raise InvalidConfig(f"{settings.images} gives {what}; a site needs at least 2, 1 and 1", key="images")
+    parts = (Pool(train.images[fit], train.labels[fit]), Pool(train.images[select], train.labels[select]), test)
+    return ClientData(*(Examples(torch.from_numpy(p.images).to(device), torch.from_numpy(p.labels).to(device)) for p in parts))

@@ -1,0 +1,1 @@
+"""What both ends of the network share: messages as bytes, signatures, Flower."""

@@ -1,0 +1,1 @@
+"""The generator as the papers describe it, kept as the reference."""

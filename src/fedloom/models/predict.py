@@ -1,0 +1,190 @@
+"""What a model sees in image files; its own description says how images are resized and normalised and what classes are called."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from fedloom.core.errors import DamagedRun, InvalidData, UnusableFormat, one_line
+from fedloom.data.augment import normalise
+from fedloom.models.export import BESIDE, onnx_session
+from fedloom.models.personal import KEY, MODEL, image_of, load_model, network_of
+from fedloom.models.supernet_weights import WEIGHTS, header
+
+BATCH = 32  # images at a time
+MODES = {1: "L", 3: "RGB"}  # channels -> pillow's name for such images
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # those that pillow reads by itself
+FLOAT32 = 7  # in the weight table of a .pt2 file
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network and what it must be fed with."""
+
+    file: Path
+    classes: tuple[str, ...]
+    channels: int
+    size: int  # side in pixels
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    logits: Callable[[Tensor], Tensor]
+
+    @torch.no_grad()
+    def probabilities(self, images: npt.NDArray[np.uint8]) -> Tensor:
+        """(n, classes) from (n, channels, size, size)."""
+        parts = [torch.from_numpy(images[start : start + BATCH]) for start in range(0, len(images), BATCH)]
+        logits = torch.cat([self.logits(normalise(part, self.mean, self.std)) for part in parts])
+        if not logits.isfinite().all():
+            what = "the logits are not finite numbers, so that its weights or statistics cannot be those of a trained network"
+            raise InvalidData(f"{self.file} has no prediction: {what}", file=str(self.file))
+        return logits.softmax(1)
+
+
+# -- models ------------------------------------------------------------------------------
+def read_model(path: Path) -> Model:
+    """A file written by ``fedloom export`` in any format, or a client's model inside a run. Nothing in it is executed."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise InvalidData(f"{path} cannot be read: {error.strerror}", file=str(path)) from error
+    try:
+        return _described(path, *_reader(start)(path))
+    except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        cure = "Write it again with `fedloom export`"
+        raise InvalidData(f"{path} is no model of Fedloom, or damaged: {one_line(error)}. {cure}", file=str(path)) from error
+
+
+def _reader(start: bytes) -> Callable[[Path], tuple[Mapping[str, Any], Callable[[Tensor], Tensor]]]:
+    """By a file's first nine bytes: a length (any eight bytes) and JSON, an archive, or the version number that ONNX begins with."""
+    if start[8:] == b"{":
+        return _read_safetensors
+    if start.startswith(b"PK"):
+        return _read_torch
+    if start.startswith(b"\x08"):
+        return _read_onnx
+    raise ValueError("it begins like no format that models are written in")
+
+
+@torch.no_grad()
+def _described(path: Path, facts: Mapping[str, Any], logits: Callable[[Tensor], Tensor]) -> Model:
+    """The model if its description is whole and true."""
+    image, classes = image_of(facts), tuple(map(str, facts["classes"]))
+    mean, std = (tuple(map(float, facts[name])) for name in ("mean", "std"))
+    if image.channels not in MODES:
+        raise ValueError(f"it takes images of {image.channels} channels, and image files have 1 or 3")
+    if not len(mean) == len(std) == image.channels or len(classes) != image.classes or not all(math.isfinite(x) and x for x in std):
+        raise ValueError("its description contradicts itself")
+    try:
+        blank = logits(torch.zeros(1, image.channels, image.size, image.size))
+    except Exception as error:  # onnxruntime's exceptions have no ancestor of their own
+        raise ValueError(one_line(error)) from error
+    if tuple(blank.shape) != (1, image.classes):
+        raise ValueError(f"it has {tuple(blank.shape)[1:]} outputs for {image.classes} classes")
+    return Model(path, classes, image.channels, image.size, mean, std, logits)
+
+
+def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor]]:
+    kind = (header(path) or {}).get("format")
+    if kind == WEIGHTS:
+        cure = "Take one network out of it with `fedloom export FILE --architecture NAME`"
+        raise InvalidData(f"{path} holds a whole supernet. {cure}", file=str(path))
+    if kind != MODEL:
+        raise ValueError("it does not describe itself")
+    try:
+        network, facts = load_model(path)
+    except DamagedRun as error:  # outside a run its cure is none
+        raise ValueError(error.__cause__ or error) from error
+    return facts, network
+
+
+def _read_torch(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor]]:
+    """The numbers and the description of a .pt2 file; the network is built from them, so that the program inside, which could be
+    anybody's, is never run."""
+    with zipfile.ZipFile(path) as archive:
+        names = {name.partition("/")[2]: name for name in archive.namelist()}
+        if f"extra/{BESIDE}" not in names:
+            raise ValueError("it does not describe itself")
+        facts = json.loads(archive.read(names[f"extra/{BESIDE}"]))
+        table = json.loads(archive.read(names["data/weights/model_weights_config.json"]))["config"]
+        tensors = {}
+        for name, entry in table.items():
+            meta = entry["tensor_meta"]
+            if meta["dtype"] == FLOAT32:
+                numbers = np.frombuffer(archive.read(names[f"data/weights/{entry['path_name']}"]), np.float32)
+                shape, strides = ([one["as_int"] for one in meta[key]] for key in ("sizes", "strides"))
+                rows = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]  # strides of numbers stored row by row
+                there, expected = ([step for size, step in zip(shape, steps, strict=False) if size > 1] for steps in (strides, rows))
+                if there != expected or meta["storage_offset"]["as_int"] or entry.get("use_pickle"):
+                    raise ValueError(f"the numbers of {name} do not lie in order from the beginning of their file")
+                tensors[name] = torch.from_numpy(numbers[: math.prod(shape)].reshape(shape).copy())
+    return facts, network_of(facts, tensors)
+
+
+def _read_onnx(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor]]:
+    try:
+        session = onnx_session(path.read_bytes())
+    except UnusableFormat:
+        raise
+    except Exception as error:  # see above
+        raise ValueError(one_line(error)) from error
+    described = session.get_modelmeta().custom_metadata_map
+    if KEY not in described:
+        raise ValueError("it does not describe itself")
+    facts = json.loads(described[KEY])
+    return facts, lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+# -- images --------------------------------------------------------------------------------
+def read_image(path: Path, channels: int, size: int) -> npt.NDArray[np.uint8]:
+    """(channels, size, size), resized as images of a folder data set are."""
+    mode = MODES[channels]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as image:
+                if image.mode.startswith(("I", "F")):  # a conversion would clip nearly everything to white
+                    raise ValueError("it has more than 8 bits per channel; save it with 8")
+                image.draft(mode, (2 * size, 2 * size))  # lets a large JPEG be decoded at a fraction of its size
+                picture = ImageOps.exif_transpose(image).convert(mode).resize((size, size), Image.Resampling.BICUBIC)
+    except OSError as error:
+        raise InvalidData(error.strerror or one_line(error), file=str(path)) from error
+    except Exception as error:  # damaged bytes can raise anything
+        raise InvalidData(one_line(error), file=str(path)) from error
+    return np.atleast_3d(np.asarray(picture, np.uint8)).transpose(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The likeliest classes of one image with their probabilities, likeliest first."""
+
+    image: str
+    classes: tuple[tuple[str, float], ...]
+
+
+def predict(model: Model, paths: Sequence[Path], top: int) -> tuple[list[Seen], dict[str, str]]:
+    """What the model sees in each readable image, and why the others could not be read. All files are opened before any is judged."""
+    names, images, unreadable = [], [], {}
+    for path in paths:
+        try:
+            images.append(read_image(path, model.channels, model.size))
+            names.append(str(path))
+        except InvalidData as error:
+            unreadable[str(path)] = str(error)
+    if not images:
+        return [], unreadable
+    best = model.probabilities(np.stack(images)).topk(min(top, len(model.classes)))
+    rows = zip(names, best.values.tolist(), best.indices.tolist(), strict=True)
+    return [Seen(name, tuple((model.classes[k], p) for p, k in zip(ps, ks, strict=True))) for name, ps, ks in rows], unreadable

@@ -1,0 +1,79 @@
+"""Which runs are meant, and which runs beside them they can be measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedloom import config
+from fedloom.core.errors import DamagedRun, FedloomError
+from fedloom.engine.store import read_result
+from fedloom.methods.base import METHODS
+from fedloom.report.reading import flat_settings, read_method, split_bytes
+from fedloom.report.view import BASELINES, Baseline
+from fedloom.report.words import plain
+from fedloom.spaces.base import SPACES
+
+# Settings in which runs may differ and still be compared without a word.
+NO_DIFFERENCE = ("method", "run.folder", "run.checkpoint_every", "engine", "plugins", "data.folder")
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Runs by their folders; a folder that holds runs, such as compare's, stands for all of them."""
+    found: list[Path] = []
+    for path in paths:
+        inside = [path] if (path / "config.toml").exists() else _runs_in(path)
+        if not inside:
+            raise DamagedRun(f"{path} is neither a run folder (it has no config.toml) nor a folder of runs", folder=str(path))
+        found += [folder for folder in inside if folder.resolve() not in [other.resolve() for other in found]]
+    return found
+
+
+def _runs_in(place: Path) -> list[Path]:
+    """What others are measured by comes last: the first run is what the others are compared to."""
+    folders = sorted(path.parent for path in place.glob("*/config.toml"))
+    return sorted(folders, key=lambda folder: read_method(folder) in BASELINES)
+
+
+def baselines_of(folder: Path, given: Sequence[Path] = ()) -> list[Baseline]:
+    """Finished runs of local and fedavg on the same images with the same seed: those given first, then those that lie beside it."""
+    beside = sorted(path.parent for path in folder.resolve().parent.glob("*/config.toml"))
+    own = folder.resolve()
+    places = list(dict.fromkeys(path.resolve() for path in [*given, *beside] if path.resolve() != own))
+    mine = flat_settings(folder)
+    fitting: dict[str, list[Path]] = {}
+    for place in places:
+        theirs = _settings_of_neighbour(place)
+        if theirs and theirs.get("method") in BASELINES and theirs["method"] != mine["method"] and _same_split(folder, place, mine, theirs):
+            fitting.setdefault(theirs["method"], []).append(place)
+    return [_baseline(mine, fitting[method], folder) for method in BASELINES if method in fitting]
+
+
+def _settings_of_neighbour(place: Path) -> dict[str, Any] | None:
+    """Nothing for a neighbour that is no finished run: it is not what was asked about."""
+    try:
+        result = read_result(place)
+        return flat_settings(place) if result.get("finished") and result["clients"] else None
+    except (FedloomError, OSError, ValueError):
+        return None
+
+
+def _same_split(folder: Path, place: Path, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    return mine.get("seed") == theirs.get("seed") and split_bytes(folder) is not None and split_bytes(folder) == split_bytes(place)
+
+
+def _baseline(mine: Mapping[str, Any], places: Sequence[Path], folder: Path) -> Baseline:
+    place = places[0]
+    result, theirs = read_result(place), flat_settings(place)
+    methods = {entry.name for entry in METHODS}
+    spaces = {entry.name for entry in SPACES} - {mine["space"]}
+    differs = tuple(
+        f"{key} ({plain(value, 40)} there, {plain(mine.get(key), 40)} here)"
+        for key, value in theirs.items()
+        if value != mine.get(key) and key not in NO_DIFFERENCE and key.partition(".")[0] not in {*methods, *spaces, *config.ENGINES}
+    )
+    shown = str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else str(place)
+    accuracies = {row["name"]: row["test_accuracy"] for row in result["clients"]}
+    cost = result["cost"]
+    return Baseline(theirs["method"], shown, accuracies, float(cost["seconds"]), int(cost["bytes_up"]), differs, len(places) - 1)

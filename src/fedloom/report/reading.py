@@ -1,0 +1,140 @@
+"""A run folder read for a report: what is there, and what is not and why."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom import config
+from fedloom.assemble.simulation import Reopened, reopen_run, saved_settings
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import FedloomError
+from fedloom.core.result import ClientResult
+from fedloom.engine.store import Store, client_result, read_result
+from fedloom.files import read_arrays
+from fedloom.methods.base import METHODS
+from fedloom.report.view import Course, Holdings, RunView
+from fedloom.report.words import plain
+from fedloom.spaces.base import ImageShape, SearchSpace
+from fedloom.supernets.base import make_supernet
+
+
+# -- one run --------------------------------------------------------------------------------
+def open_run(folder: Path) -> RunView:
+    """A run as far as it has come. Refuses what is no run or is damaged; what is only absent is said in the page."""
+    settings, result = saved_settings(folder), read_result(folder)
+    course = Course.of(Store(folder).read_ledger())
+    reopened, why = _reopened(folder)
+    space, no_space = (reopened.bench.supernet.space, "") if reopened else _space_without_data(folder, settings, why)
+    clients = tuple(client_result(row) for row in result.get("clients", ())) or _clients_so_far(course, reopened)
+    return RunView(
+        folder=str(folder),
+        method=plain(settings.method),
+        space_name=plain(settings.space),
+        dataset=plain(settings.data.name),
+        protocol=settings.protocol,
+        seed=settings.seed,
+        rounds=settings.rounds,
+        rounds_done=int(result.get("rounds", 0)),
+        finished=bool(result.get("finished", False)),
+        client_count=settings.clients,
+        participants=settings.participants,
+        clients=clients,
+        seconds=float(result.get("cost", {}).get("seconds", 0.0)),
+        course=course,
+        settings=flat_settings(folder),
+        environment=result.get("environment", {}),
+        defaults=_defaults(),
+        manifest=reopened.method.uploads if reopened else _manifest_without_data(settings.method),
+        space=space,
+        holdings=_holdings(reopened) if reopened else None,
+        split=hashlib.blake2b(split_bytes(folder) or b"").hexdigest(),
+        about=plain(METHODS[settings.method].meaning, 200),
+        no_data=why,
+        no_space=no_space,
+    )
+
+
+def flat_settings(folder: Path) -> dict[str, Any]:
+    """key -> value of config.toml, which has been read before."""
+    table = tomllib.loads((folder / "config.toml").read_text())
+    flat = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    return flat | {f"{name}.{key}": part for name, value in table.items() if isinstance(value, dict) for key, part in value.items()}
+
+
+def read_method(folder: Path) -> str:
+    """Which method a run has, as far as its settings can be read; whoever opens it says what is wrong with them."""
+    try:
+        return str(flat_settings(folder).get("method"))
+    except (OSError, ValueError):
+        return ""
+
+
+def split_bytes(folder: Path) -> bytes | None:
+    """The division of the images, with a fingerprint of the data set."""
+    try:
+        return (folder / "state" / "split.safetensors").read_bytes()
+    except OSError:
+        return None
+
+
+def _defaults() -> dict[str, tuple[Any, str]]:
+    """key -> default and meaning of every setting there is."""
+    return {key: (tomllib.loads(f"value = {default}")["value"], meaning) for key, default, meaning in config.explain()}
+
+
+def _reopened(folder: Path) -> tuple[Reopened | None, str]:
+    try:
+        return reopen_run(folder, torch.device("cpu")), ""
+    except FedloomError as error:
+        return None, f"The data set or the split cannot be read: {plain(error, 300)}."
+
+
+def _holdings(run: Reopened) -> Holdings:
+    split, data = run.federation.split, run.federation.dataset
+    classes = len(data.classes)
+
+    def counts(part: str, labels: Any) -> Any:
+        return np.array([np.bincount(labels[split.part(part, client)], minlength=classes) for client in range(split.clients)])
+
+    tested = data.train.labels if split.own_tests else data.test.labels
+    names = tuple(plain(name) for name in data.classes)
+    return Holdings(tuple(run.federation.names), names, counts("train", data.train.labels), counts("test", tested))
+
+
+def _clients_so_far(course: Course, run: Reopened | None) -> tuple[ClientResult, ...]:
+    """Of a run that was stopped while clients took their personal models: those that have theirs."""
+    if run is None:
+        return ()
+    clients = []
+    for name, entry in sorted(course.totals.final.items()):
+        if entry.test_accuracy is None or entry.validation_accuracy is None or name not in run.federation.names:
+            continue
+        cost, number = run.bench.supernet.space.cost(Architecture.parse(entry.architecture)), run.federation.names.index(name)
+        images = [len(run.federation.split.part(part, number)) for part in ("train", "test")]
+        accuracies = (entry.test_accuracy, entry.validation_accuracy)
+        clients.append(ClientResult(name, *accuracies, entry.architecture, cost.parameters, cost.macs, images[0], images[1]))
+    return tuple(clients)
+
+
+def _space_without_data(folder: Path, settings: Any, why: str) -> tuple[SearchSpace | None, str]:
+    """The space of a run whose data are elsewhere: a personal model knows the shape of its images."""
+    try:
+        model = next(folder.glob("clients/*/model.safetensors"), None)
+        if model is None:
+            return None, f"No personal model says what its images look like. {why}"
+        _, facts = read_arrays(model)
+        return make_supernet(settings.space, settings.components[settings.space], ImageShape(**facts["image"])).space, ""
+    except (FedloomError, KeyError, TypeError) as error:
+        return None, f"The search space cannot be made: {plain(error, 200)}."
+
+
+def _manifest_without_data(method: str) -> Any:
+    declared = getattr(METHODS[method].make, "uploads", None)
+    return declared if isinstance(declared, Mapping) else None

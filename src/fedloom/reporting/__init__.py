@@ -1,1 +1,0 @@
-"""From run folders to reports: reading them, finding runs to measure them by, and the command."""

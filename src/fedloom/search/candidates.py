@@ -1,0 +1,171 @@
+"""Where a client's new architectures come from: none of them known, twice or over budget, and which of them are worth scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import torch
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.client_site import Stopwatch
+from fedloom.maths.ranking import spearman
+from fedloom.search.base import SURROGATES, choose
+from fedloom.spaces.base import SearchSpace
+from fedloom.spaces.budget import Bounded
+from fedloom.training.scoring import Scored
+
+PATIENCE = 100  # useless architectures drawn in a row before a source is left
+
+Draw = Callable[[int, np.random.Generator], Sequence[Architecture]]  # so many architectures of a trained generator
+Pool = Callable[[], Sequence[Architecture]]  # what was, or is, drawn for all iterations
+
+
+def children(space: SearchSpace, parents: Sequence[Architecture], mutation: float, rng: np.random.Generator) -> Iterator[Architecture]:
+    """Crossover and mutation of two parents each, drawn evenly; without end."""
+    while True:
+        first, second = rng.integers(len(parents), size=2)
+        yield space.mutate(space.crossover(parents[first], parents[second], rng), rng, mutation)
+
+
+def samples(space: SearchSpace, rng: np.random.Generator) -> Iterator[Architecture]:
+    """Without end."""
+    while True:
+        yield space.sample(rng)
+
+
+def batches(draw: Draw, rng: np.random.Generator) -> Iterator[Architecture]:
+    """One batch after the other, without end."""
+    while True:
+        yield from draw(PATIENCE, rng)
+
+
+def drawn_beside(work: Pool, device: torch.device) -> Pool:
+    """What ``work`` draws, begun at once in a thread and, on a GPU, a stream of its own, while the caller goes on; asking for it waits."""
+    stream = None
+    if device.type == "cuda":
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))  # what it reads is there
+
+    def draw() -> Sequence[Architecture]:
+        with torch.cuda.stream(stream):
+            return work()
+
+    executor = ThreadPoolExecutor(1)
+    drawn = executor.submit(draw)
+    executor.shutdown(wait=False)
+    return drawn.result
+
+
+@dataclass
+class Candidates:
+    """The candidates of one participation.
+
+    ``source``: evolution, random or diffusion. ``surrogate``: a name, or none; with one, ``count`` candidates are made per iteration and
+    it picks ``offspring`` of them by what the population scored; without, exactly ``offspring`` are made. Where too few new ones are
+    found, the source is asked again, then architectures are drawn at random; fewer than ``offspring`` only where the space is exhausted.
+
+    diffusion: ``pool`` gives what is drawn for all iterations at once, each of which takes its part of it; ``draw`` draws more.
+    """
+
+    space: SearchSpace  # with its budget
+    source: str
+    surrogate: str
+    offspring: int
+    count: int
+    mutation: float
+    clock: Stopwatch
+    pool: Pool = tuple
+    draw: Draw | None = None
+    _left: Iterator[Architecture] | None = None  # of the pool
+    _predicted: dict[Architecture, float] = field(default_factory=dict)  # of the offspring of this iteration
+    _correlations: list[float] = field(default_factory=list)
+    _distinct: set[Architecture] = field(default_factory=set)
+    _drawn: int = 0
+    _known: int = 0
+    _over_budget: int = 0
+
+    @property
+    def per_iteration(self) -> int:
+        """How many candidates an iteration looks at."""
+        return self.offspring if self.surrogate == "none" else max(self.count, self.offspring)
+
+    # -- one iteration -------------------------------------------------------
+    def choose(self, population: Sequence[Scored], rng: np.random.Generator) -> list[Architecture]:
+        """The offspring of this iteration, to be scored; none of them in the population."""
+        members = [member.architecture for member in population]
+        if self._left is None:
+            self._left = iter(self.pool())  # has a clock of its own
+        with self.clock("generate"):
+            found = self._new(members, self._left, rng)
+        self._predicted = {}
+        if self.surrogate == "none":
+            return found
+        with self.clock("surrogate"):
+            model = SURROGATES[self.surrogate](self._encode(members), np.array([member.score.accuracy for member in population]))
+            predictions = model.predict(self._encode(found))
+            chosen = choose(found, members, predictions, self.offspring)
+            of = dict(zip(found, predictions.tolist(), strict=True))
+            self._predicted = {architecture: of[architecture] for architecture in chosen}
+        return chosen
+
+    def compare(self, scored: Sequence[Scored]) -> None:
+        """The true scores of this iteration's offspring, for ``notes``."""
+        if self._predicted:
+            pairs = [(self._predicted[one.architecture], one.score.accuracy) for one in scored]
+            correlation = spearman([predicted for predicted, _ in pairs], [true for _, true in pairs])
+            if correlation is not None:
+                self._correlations.append(correlation)
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """Numbers for the client's diary: what was drawn, and how well the surrogate ordered the offspring."""
+        found = {}
+        if self._drawn:
+            found = {"unique_share": len(self._distinct) / self._drawn, "known_share": self._known / self._drawn}
+            if isinstance(self.space, Bounded):
+                found["over_budget_share"] = self._over_budget / self._drawn
+        if self._correlations:
+            found[f"{self.surrogate}_rank_correlation"] = float(np.mean(self._correlations))
+        return found
+
+    # -- parts -----------------------------------------------------------------
+    def _new(self, members: Sequence[Architecture], pool: Iterator[Architecture], rng: np.random.Generator) -> list[Architecture]:
+        found: dict[Architecture, None] = {}  # in order
+        for source, wanted in self._sources(members, pool, rng):
+            self._take(source, wanted, set(members), found)
+        return list(found)
+
+    def _sources(
+        self, members: Sequence[Architecture], pool: Iterator[Architecture], rng: np.random.Generator
+    ) -> Iterator[tuple[Iterator[Architecture], int]]:
+        """Sources in turn, and how many candidates there should be after each."""
+        if self.source == "evolution":
+            yield children(self.space, members, self.mutation, rng), self.per_iteration
+        if self.source == "random":
+            yield samples(self.space, rng), self.per_iteration
+        if self.draw is not None:
+            yield islice(pool, self.per_iteration), self.per_iteration
+            yield batches(self.draw, rng), self.offspring
+        yield samples(self.space, rng), self.offspring
+
+    def _take(self, source: Iterator[Architecture], wanted: int, members: set[Architecture], found: dict[Architecture, None]) -> None:
+        useless = 0
+        while len(found) < wanted and useless < PATIENCE:
+            architecture = next(source, None)
+            if architecture is None:
+                return
+            known, fits = architecture in members, not isinstance(self.space, Bounded) or self.space.fits(architecture)
+            self._distinct.add(architecture)
+            self._drawn, self._known, self._over_budget = self._drawn + 1, self._known + known, self._over_budget + (not fits)
+            if known or not fits or architecture in found:
+                useless += 1
+                continue
+            useless = 0
+            found[architecture] = None
+
+    def _encode(self, architectures: Sequence[Architecture]) -> np.ndarray:
+        return np.array([self.space.encode(architecture) for architecture in architectures]).reshape(-1, len(self.space.genes))

@@ -1,0 +1,96 @@
+"""Evolution on predicted scores: many generations for the price of a few evaluations (HAPFNAS, section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.architecture import Architecture
+from fedloom.maths.ranking import spearman
+from fedloom.search.base import Fit, Surrogate
+from fedloom.spaces.base import SearchSpace
+
+REPEATS = 20  # draws in a row that bring nothing new before one stops looking: a tight budget leaves few architectures
+
+Scores = dict[Architecture, float]  # larger is better
+Score = Callable[[Sequence[Architecture]], Scores]  # scores of architectures, by evaluation
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best architecture and its score; how many were scored and how many only predicted; and Spearman's rank correlation of
+    predictions and scores of the finalists, where it is defined."""
+
+    architecture: Architecture
+    score: float
+    scored: int
+    predicted: int
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class GuidedSearch:
+    """Sizes of a search; ``mutation`` is the probability of redrawing a gene of a mutant."""
+
+    population: int
+    generations: int
+    mutation_size: int
+    crossover_size: int
+    mutation: float
+    finalists: int
+
+    def run(self, space: SearchSpace, score: Score, fit: Fit, rng: np.random.Generator) -> Found:
+        """Scores a random population, fits a surrogate to it, evolves on predictions, scores the best of those that were only predicted,
+        and takes the best of all that were scored. All of them are drawn from the space, so they keep its budget if it has one."""
+        scores = score(distinct(lambda: space.sample(rng), self.population))
+        surrogate = fit(_encoded(space, scores), np.array(list(scores.values())))
+        predicted = self.evolved(space, scores, surrogate, rng)
+        finalists = best_first(predicted)[: self.finalists]
+        final = score(finalists)
+        best = best_first(scores | final)[0]
+        agreement = spearman([predicted[one] for one in finalists], [final[one] for one in finalists])
+        return Found(best, (scores | final)[best], len(scores) + len(final), len(predicted), agreement)
+
+    def evolved(self, space: SearchSpace, known: Scores, surrogate: Surrogate, rng: np.random.Generator) -> Scores:
+        """Descendants of the known architectures with predicted scores. Each generation's parents are drawn evenly from the best so far."""
+        scores = dict(known)
+        for _ in range(self.generations):
+            children = self._children(space, best_first(scores)[: self.population], scores, rng)
+            if not children:
+                break
+            scores |= dict(zip(children, surrogate.predict(_encoded(space, children)).tolist(), strict=True))
+        return {one: score for one, score in scores.items() if one not in known}
+
+    def _children(
+        self, space: SearchSpace, best: Sequence[Architecture], known: Container[Architecture], rng: np.random.Generator
+    ) -> list[Architecture]:
+        def parent() -> Architecture:
+            return best[int(rng.integers(len(best)))]
+
+        mutants = distinct(lambda: space.mutate(parent(), rng, self.mutation), self.mutation_size, known)
+        crossed = distinct(lambda: space.crossover(parent(), parent(), rng), self.crossover_size, known)
+        return list(dict.fromkeys([*mutants, *crossed]))
+
+
+def best_first(scores: Mapping[Architecture, float]) -> list[Architecture]:
+    """Equal scores by choices, so that no order of arrival decides."""
+    return sorted(scores, key=lambda architecture: (-scores[architecture], architecture.choices))
+
+
+def distinct(draw: Callable[[], Architecture], count: int, known: Container[Architecture] = ()) -> list[Architecture]:
+    """Up to ``count`` draws, none of them known or twice; fewer where draws keep repeating themselves."""
+    found: dict[Architecture, None] = {}
+    repeats = 0
+    while len(found) < count and repeats < REPEATS:
+        drawn = draw()
+        repeats = repeats + 1 if drawn in found or drawn in known else 0
+        if not repeats:
+            found[drawn] = None
+    return list(found)
+
+
+def _encoded(space: SearchSpace, architectures: Mapping[Architecture, float] | Sequence[Architecture]) -> np.ndarray:
+    """(architectures, genes)"""
+    return np.stack([space.encode(architecture) for architecture in architectures])

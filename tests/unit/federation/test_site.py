@@ -1,0 +1,304 @@
+"""Where a site checks what it is asked: a server that lies gets no answer, and nothing at the site changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedloom.assemble.simulation import make_bench
+from fedloom.core.client_site import ClientSite
+from fedloom.core.errors import BadMessage, ClientFailed, ConnectionRefused, DamagedRun, FedloomError, InvalidConfig
+from fedloom.core.messages import FINISH, TRAIN, Instruction, Report
+from fedloom.engine.store import Store
+from fedloom.federation.agreement import Agreement, SiteSettings, read_agreement
+from fedloom.federation.site import member as site_module
+from fedloom.federation.site.member import Desk, _answer, own_data
+from fedloom.federation.wire.messages import from_bytes, to_bytes
+from fedloom.federation.wire.signatures import opened
+from fedloom.methods.base import METHODS
+from support.checks import everything
+from support.federation import FEDERATION, TINY, lines, write_digits
+
+KEY = ec.generate_private_key(ec.SECP384R1())
+
+
+@dataclass
+class Place:
+    """A site and the server's half of the method, which writes its instructions."""
+
+    settings: SiteSettings
+    agreement: Agreement
+    store: Store
+    said: list[str]
+
+    def __post_init__(self) -> None:
+        run = self.agreement.settings
+        bench = make_bench(run, self.agreement.images(), torch.device("cpu"))
+        self.method: Any = METHODS[run.method].make(run.components[run.method], bench)
+        self.state = self.method.start(run.seed)
+        self.desk = self.restart()
+
+    def restart(self) -> Desk:
+        self.desk = Desk(self.settings, self.agreement, KEY, self.store, self.said.append)
+        return self.desk
+
+    def instruction(self, round: int = 0, action: str = TRAIN) -> Instruction:
+        state = replace(self.state, round=round)
+        if action == FINISH:
+            return self.method.farewell(state, "north")
+        return next(order for order in self.method.plan(state, self.agreement.sites) if order.client == "north")
+
+    def data(self, round: int = 0, action: str = TRAIN) -> bytes:
+        return to_bytes(self.instruction(round, action), self.agreement.digest)
+
+    def report(self, answer: bytes, asked: bytes) -> Report:
+        return from_bytes(Report, opened(answer, asked, KEY.public_key(), "north"), 1 << 20, self.agreement.digest)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sites")
+    write_digits(place / "images")
+    text = FEDERATION.format(base=TINY, method="perfedsde", port=1, server_images="")
+    (place / "federation.toml").write_text(text + '[perfedsde]\ngenerator = "random"\nsurrogate = "none"\n')  # soon done
+    return place
+
+
+@contextmanager
+def at(images: Path, folder: Path) -> Iterator[Place]:
+    settings = SiteSettings(name="north", images=str(images / "images" / "north"), device="cpu", threads=1, message_mb=1, onnx=False)
+    store = Store(folder)
+    store.claim()
+    yield Place(settings, read_agreement(images / "federation.toml"), store, [])
+    store.release()
+
+
+@pytest.fixture
+def place(images: Path, tmp_path: Path) -> Iterator[Place]:
+    with at(images, tmp_path / "site") as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def two_rounds(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    with at(images, folder) as place:
+        for round in (0, 1):
+            place.desk.answer(place.data(round))
+    return folder
+
+
+@pytest.fixture
+def answered(images: Path, two_rounds: Path, tmp_path: Path) -> Iterator[Place]:
+    """A site after two rounds."""
+    shutil.copytree(two_rounds, tmp_path / "site")
+    with at(images, tmp_path / "site") as place:
+        yield place
+
+
+def spoiled(instruction: Instruction, value: float) -> Instruction:
+    weights = {name: np.array(array) for name, array in instruction.arrays["weights"].items()}
+    next(iter(weights.values())).flat[0] = value
+    return replace(instruction, arrays={"weights": weights})
+
+
+def reshaped(instruction: Instruction) -> Instruction:
+    weights = {name: array[:-1] if array.ndim else array for name, array in instruction.arrays["weights"].items()}
+    return replace(instruction, arrays={"weights": weights})
+
+
+LIES: dict[str, tuple[Callable[[Place], bytes], type[FedloomError], str]] = {
+    "NaN": (lambda p: to_bytes(spoiled(p.instruction(1), np.nan), p.agreement.digest), BadMessage, r"weights\[.*\] holds values that"),
+    "infinity": (lambda p: to_bytes(spoiled(p.instruction(1), np.inf), p.agreement.digest), BadMessage, "not finite"),
+    "a fact that is NaN": (
+        lambda p: to_bytes(replace(p.instruction(1), facts={"rate": float("nan")}), p.agreement.digest),
+        BadMessage,
+        "rate is nan",
+    ),
+    "another site's": (
+        lambda p: to_bytes(replace(p.instruction(1), client="east"), p.agreement.digest),
+        BadMessage,
+        "It is for east, and this is north",
+    ),
+    "an older round": (lambda p: p.data(0), BadMessage, "It is for round 1, and round 2 was answered already"),
+    "beyond the agreed rounds": (lambda p: p.data(3), BadMessage, "It is for round 4, and 3 were agreed on"),
+    "a farewell beyond them": (lambda p: p.data(4, FINISH), BadMessage, "It is for round 5, and 3 were agreed on"),
+    "other settings": (lambda p: to_bytes(p.instruction(1), "0" * 64), BadMessage, "other settings of this one. Use the same federation"),
+    "oversized": (lambda p: p.data(1) + b"\0" * (1 << 20), BadMessage, "more than the 1,048,576 that are accepted"),
+    "truncated": (lambda p: p.data(1)[:-3], BadMessage, "damaged or none of Fedloom's"),
+    "empty": (lambda p: b"", BadMessage, "damaged or none of Fedloom's"),
+    "a report": (lambda p: to_bytes(Report("north", 1), p.agreement.digest), BadMessage, "This is no instruction"),
+    "another action": (
+        lambda p: to_bytes(replace(p.instruction(1), action="upload"), p.agreement.digest),
+        BadMessage,
+        "asks for 'upload', which is neither train nor finish",
+    ),
+    "without weights": (lambda p: to_bytes(replace(p.instruction(2), arrays={}), p.agreement.digest), ClientFailed, "KeyError: 'weights'"),
+    "weights of other shapes": (lambda p: to_bytes(reshaped(p.instruction(1)), p.agreement.digest), ClientFailed, "north, round 1"),
+}
+
+
+def test_a_lie_is_refused_and_nothing_is_written(answered: Place) -> None:
+    desk, before = answered.desk, everything(answered.store.folder)
+    for name, (make, kind, said) in LIES.items():
+        with pytest.raises(kind, match=said):
+            desk.answer(make(answered))
+        assert everything(answered.store.folder) == before, name
+    report = answered.report(desk.answer(answered.data(2)), answered.data(2))  # and the honest one is answered as ever
+    assert report.round == 2 and report.client == "north" and not desk.done
+
+
+def test_a_round_is_repeated_from_the_memory_before_it(answered: Place) -> None:
+    """The server was killed and asks again: the same instruction, the same report, one line more in the log of what left."""
+    asked = answered.data(2)
+    first = answered.report(answered.desk.answer(asked), asked)
+    once = everything(answered.store.folder)
+    again = answered.report(answered.restart().answer(asked), asked)
+    assert to_bytes(first) == to_bytes(again)
+    twice = everything(answered.store.folder)
+    assert {name for name in twice if twice[name] != once[name]} <= {"left.jsonl", "ledger.jsonl"}  # the ledger has a clock
+    assert [line["round"] for line in lines(answered.store.folder / "left.jsonl")] == [0, 1, 2, 2]
+    assert [line["round"] for line in lines(answered.store.folder / "ledger.jsonl")] == [0, 1, 2]
+
+
+def test_the_end(answered: Place) -> None:
+    answered.desk.answer(answered.data(2))
+    asked = answered.data(3, FINISH)
+    report = answered.report(answered.desk.answer(asked), asked)
+    assert report.arrays == {} and report.facts == {} and not answered.desk.done  # it has not been sent
+    answered.desk.sent()
+    assert answered.desk.done
+    # Killed before it settled: when it starts again there is nothing to wait for, and no server is needed.
+    assert answered.restart().done
+    folder = answered.desk.settle()
+    text = (folder / "statement.txt").read_text()
+    assert "4 reports with" in text and "in 3 rounds (1-3)" in text and (folder / "result.json").exists()
+    assert "on this site's own test images its accuracy is" in answered.said[-2]
+
+
+def test_a_torn_line_in_the_log_of_what_left_is_dropped(answered: Place) -> None:
+    """A kill in the middle of it: the report it announces never left. Lines after it must still be readable in the end."""
+    log = answered.store.folder / "left.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole + b'{"at":"2031-')
+    desk = answered.restart()
+    assert log.read_bytes() == whole
+    desk.answer(answered.data(2))
+    desk.answer(answered.data(3, FINISH))
+    assert len(lines(log)) == 4 and "4 reports" in (desk.settle() / "statement.txt").read_text()
+
+
+def test_a_log_that_was_changed_is_not_vouched_for(answered: Place) -> None:
+    answered.desk.answer(answered.data(3, FINISH))
+    log = answered.store.folder / "left.jsonl"
+    log.write_text(log.read_text().replace('"bytes":', '"byte":', 1))
+    with pytest.raises(DamagedRun, match="must not be changed by hand"):
+        answered.desk.settle()
+
+
+# -- what a refusal tells the server ------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    """A connection on which these instructions arrive, one after the other; then it breaks."""
+
+    arriving: list[Any]
+    replies: list[tuple[bytes | None, str]]
+    lost: bool = False
+
+    def receive(self) -> bytes | None:
+        if not self.arriving:
+            raise ConnectionRefused("broken")
+        found = self.arriving.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def reply(self, data: bytes | None, error: str = "") -> None:
+        self.replies.append((data, error))
+
+
+def talk(place: Place, *arriving: Any) -> list[tuple[bytes | None, str]]:
+    fleet = Line(list(arriving), [])
+    with pytest.raises(ConnectionRefused):
+        _answer(fleet, place.desk, 0.01, place.said.append)  # type: ignore[arg-type]
+    return fleet.replies
+
+
+def test_an_unreadable_instruction_is_answered_too(place: Place) -> None:
+    """Or the server would wait for it until its patience ends."""
+    replies = talk(place, ValueError("no such\narray"), None, place.data())
+    assert replies[0] == (None, "the instruction was not readable") and replies[1][0] is not None and len(replies) == 2
+    assert place.said[0] == "Refused an instruction: it is not readable (no such array)"
+
+
+def test_what_went_wrong_with_the_sites_own_data_stays_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(instruction: Instruction, site: ClientSite) -> None:
+        raise ValueError("patient 4711 has no label")
+
+    monkeypatch.setattr(place.desk.method.__class__, "answer", lambda self, instruction, site: fails(instruction, site))
+    (reply,) = talk(place, place.data())
+    assert reply == (None, "ClientFailed; the site's own log says more")
+    assert "patient 4711" in place.said[-1] and len(place.said) == 2  # "north: round 1", then why not
+    assert not (place.store.folder / "left.jsonl").exists()
+
+
+def test_a_refused_instruction_is_explained_to_the_server(place: Place) -> None:
+    (reply,) = talk(place, to_bytes(place.instruction(), "other"))
+    assert reply[0] is None and "other settings of this one" in reply[1]
+
+
+def test_a_lost_connection_is_noticed(place: Place) -> None:
+    fleet = Line([None], [], lost=True)
+    with pytest.raises(ConnectionRefused, match="does not know this connection any more"):
+        _answer(fleet, place.desk, 0.01, place.said.append)  # type: ignore[arg-type]
+
+
+# -- starting ---------------------------------------------------------------------------------
+
+
+def test_its_images_must_be_enough(place: Place, tmp_path: Path) -> None:
+    write_digits(tmp_path / "few", ["north"], train=2, test=1)
+    with pytest.raises(InvalidConfig, match=r"gives \d training, \d validation and \d test images; a site needs at least 2, 1 and 1"):
+        own_data(replace(place.settings, images=str(tmp_path / "few" / "north")), place.agreement, torch.device("cpu"))
+
+
+def test_attempts_to_reach_a_server_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    def refused(*arguments: Any) -> None:
+        raise ConnectionRefused("nobody there")
+
+    monkeypatch.setattr(site_module.time, "sleep", sleep)
+    monkeypatch.setattr(site_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(site_module, "Fleet", refused)
+    said: list[str] = []
+    with pytest.raises(ConnectionRefused, match="nobody there"):
+        site_module._connected(SiteSettings(wait=200.0), None, said.append)
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30, 30] and said == ["nobody there. Trying again"]  # said once
+
+
+def test_an_untrusted_server_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def foreign(*arguments: Any) -> None:
+        raise ConnectionRefused("its certificate is not signed", untrusted=True)
+
+    monkeypatch.setattr(site_module, "Fleet", foreign)
+    said: list[str] = []
+    with pytest.raises(ConnectionRefused, match="its certificate is not signed"):
+        site_module._connected(SiteSettings(), None, said.append)
+    assert said == []

@@ -1,0 +1,382 @@
+"""Exported networks in every format and space: the same logits, the same description, without us; and what a model sees in images."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import fedloom
+from fedloom.commands import networks as network_commands
+from fedloom.core.errors import InvalidConfig, InvalidData, UnusableFormat
+from fedloom.data.readers import DataSettings, read
+from fedloom.files import write_arrays
+from fedloom.models import export, load_model
+from fedloom.models.export import FORMATS
+from fedloom.models.personal import MODEL
+from fedloom.models.predict import read_image, read_model
+from fedloom.models.supernet_weights import save_weights
+from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.supernets.base import make_supernet
+from support.checks import Fedloom, check_refused, flip_last_byte
+from support.nets import measured, weights_of
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+CLASSES = ["Igel", "Füchsin", "owl"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    network: nn.Module
+    facts: dict[str, Any]
+    files: dict[str, Path]  # by format
+    differences: dict[str, float | None]
+
+
+def described(space: str, settings: Any, image: ImageShape, architecture: str) -> dict[str, Any]:
+    return {
+        "format": MODEL,
+        "space": space,
+        "settings": vars(settings).copy(),
+        "image": vars(image).copy(),
+        "classes": CLASSES,
+        "mean": [0.4] * image.channels,
+        "std": [0.2] * image.channels,
+        "architecture": architecture,
+    }
+
+
+def cases() -> Iterator[Any]:
+    """Every space in every format; a transformer takes ten seconds to translate, so that one is for `make slow`."""
+    for entry in SPACES:
+        marks = [pytest.mark.slow] if entry.name == "nasvit" else []
+        yield pytest.param((entry.name, tuple(FORMATS)), marks=marks, id=entry.name)
+
+
+@pytest.fixture(scope="module", params=cases())
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A small network of each space with random weights and statistics, in all formats. Tracing takes seconds: once per space."""
+    name, formats = request.param
+    settings, image = SPACES[name].settings.tiny(), ImageShape(3, 8, len(CLASSES))
+    supernet = make_supernet(name, settings, image)
+    architecture = supernet.space.named["smallest"]
+    weights = weights_of(supernet)
+    seen = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(5))
+    network = supernet.extract(weights, architecture, measured(supernet, supernet.take(weights, architecture), architecture, seen))
+    facts, folder = described(name, settings, image, architecture.id), tmp_path_factory.mktemp(name)
+    paths = {format: folder / f"model.{FORMATS[format][0]}" for format in formats}
+    with pytest.MonkeyPatch.context() as patch:
+        program = export._program(network, facts)  # the same for both
+        patch.setattr(export, "_program", lambda network, facts: program)
+        differences = {format: FORMATS[format][1](paths[format], network, facts) for format in formats}
+    return Exported(network, json.loads(json.dumps(facts)), paths, differences)
+
+
+def written(exported: Exported, format: str) -> Path:
+    return exported.files[format]
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(count))
+
+
+# -- every format ------------------------------------------------------------------------------------
+
+
+def test_safetensors_hold_the_network_and_its_description(exported: Exported) -> None:
+    network, facts = load_model(exported.files["safetensors"])
+    assert facts == exported.facts and torch.equal(network(images(4)), exported.network(images(4)))
+    assert exported.differences["safetensors"] is None
+
+
+def test_onnx_gives_the_same_logits_for_any_number_of_images(exported: Exported) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    path = written(exported, "onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for count in (1, 2, 7):
+        with torch.no_grad():
+            expected = exported.network(images(count))
+        logits = session.run(None, {"images": images(count).numpy()})[0]
+        assert logits.shape == (count, 3) and np.allclose(logits, expected, **CLOSE)
+    assert expected.std(0).max() > 1e-3  # it looks at the image
+    assert json.loads(session.get_modelmeta().custom_metadata_map["fedloom"]) == exported.facts
+    difference = exported.differences["onnx"]
+    assert difference is not None and difference < 1e-4 * max(1.0, float(expected.abs().max()))
+
+
+def test_torch_runs_its_format_without_us(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fedloom"]:
+        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails from here on
+    described = {"fedloom.json": ""}
+    program = torch.export.load(exported.files["torch"], extra_files=described).module()
+    assert json.loads(described["fedloom.json"]) == exported.facts
+    with torch.no_grad():
+        for count in (1, 2, 7):
+            assert torch.allclose(program(images(count)), exported.network(images(count)), **CLOSE)
+
+
+def test_files_say_nothing_about_the_machine_they_were_made_on(exported: Exported) -> None:
+    here = str(Path(__file__).parents[3]).encode()
+    with zipfile.ZipFile(exported.files["torch"]) as archive:
+        contents = [archive.read(name) for name in archive.namelist()]
+    for content in [*contents, *(path.read_bytes() for path in exported.files.values())]:
+        assert here not in content and b"site-packages" not in content and b"/fedloom/" not in content
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_prediction_from_every_format(exported: Exported, fedloom_: Fedloom, tmp_path: Path, format: str) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(picture).save(tmp_path / "one.png")
+    outcome = fedloom_("predict", written(exported, format), "one.png", "--json", "--top", 9)
+    assert outcome.code == 0, outcome
+    [row] = json.loads(outcome.out)
+    normalised = (torch.from_numpy(picture).permute(2, 0, 1)[None] / 255 - 0.4) / 0.2
+    with torch.no_grad():
+        expected = exported.network(normalised).softmax(1)[0]
+    assert row["image"] == "one.png"
+    assert [one["name"] for one in row["classes"]] == [CLASSES[k] for k in expected.argsort(descending=True)]
+    assert {one["name"]: one["probability"] for one in row["classes"]} == pytest.approx(
+        dict(zip(CLASSES, expected.tolist(), strict=True)), abs=1e-5
+    )
+
+
+# -- the command -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("format", "ending"), [("safetensors", "safetensors"), ("torch", "pt2"), ("onnx", "onnx")])
+def test_the_command_writes_the_format_it_is_asked_for(
+    fedloom_: Fedloom, finished_run: Path, monkeypatch: pytest.MonkeyPatch, format: str, ending: str
+) -> None:
+    """What is in such a file is tested above; tracing takes seconds."""
+    asked: list[tuple[Path, nn.Module, dict[str, Any]]] = []
+
+    def write(path: Path, network: nn.Module, facts: dict[str, Any]) -> float | None:
+        asked.append((path, network, facts))
+        return None if format == "safetensors" else 1.25e-7
+
+    monkeypatch.setitem(network_commands.FORMATS, format, (ending, write))
+    outcome = fedloom_("export", finished_run, "--client", "client-001", "--format", format)
+    assert outcome.code == 0 and outcome.err == "" and outcome.out.startswith(f"client-001.{ending}: mobilenetv3:")
+    assert ("logits differ from torch's by at most 1.2e-07" in outcome.out) == (format != "safetensors")
+    [(path, network, facts)] = asked
+    _, stored = load_model(finished_run / "clients" / "client-001" / "model.safetensors")
+    assert path == Path(f"client-001.{ending}") and facts == stored and not network.training
+
+
+@pytest.mark.parametrize("client", ["../clients/client-001", "./client-001", "client-001/", ".."])
+def test_a_path_is_no_clients_name(fedloom_: Fedloom, finished_run: Path, client: str) -> None:
+    outcome = fedloom_("export", finished_run, "--client", client, "--out", "there.safetensors")
+    check_refused(outcome, InvalidConfig, f"has no personal model of {client!r}", "client-001")
+    assert not Path("there.safetensors").exists()
+
+
+def test_formats_are_suggested(fedloom_: Fedloom, finished_run: Path) -> None:
+    outcome = fedloom_("export", finished_run, "--client", "client-001", "--format", "onx")
+    check_refused(outcome, InvalidConfig, "Did you mean 'onnx'?", "safetensors", "torch")
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])
+def test_onnx_without_the_extra(
+    fedloom_: Fedloom, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    outcome = fedloom_("export", finished_run, "--client", "client-001", "--format", "onnx")
+    check_refused(outcome, UnusableFormat, missing, "pip install 'fedloom[export]'")
+    assert not (tmp_path / "client-001.onnx").exists()
+
+
+def test_a_prediction_from_onnx_without_the_extra(exported: Exported, fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    outcome = fedloom_("predict", written(exported, "onnx"), "any.png")
+    check_refused(outcome, UnusableFormat, "onnxruntime", "pip install 'fedloom[export]'")
+
+
+def test_nothing_needs_the_extra_to_be_imported() -> None:
+    for path in Path(fedloom.__file__).parent.rglob("*.py"):
+        for line in ast.parse(path.read_text()).body:
+            names = (
+                [alias.name for alias in line.names]
+                if isinstance(line, ast.Import)
+                else [line.module]
+                if isinstance(line, ast.ImportFrom)
+                else []
+            )
+            assert not any(str(name).startswith("onnx") for name in names), path
+
+
+def test_an_export_that_changes_the_network_is_refused(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(by: float) -> Callable[[Tensor], Any]:
+        return lambda x: exported.network(x).detach().numpy() + by
+
+    with torch.no_grad():
+        largest = max(1.0, float(exported.network(export._images(exported.facts, export.CHECKED)).abs().max()))
+    assert export._compared(exported.network, exported.facts, wrong(1e-6)) < 1e-5
+    for by in (2e-4 * largest, float("nan")):
+        with pytest.raises(UnusableFormat, match="logits differ from the original's"):
+            export._compared(exported.network, exported.facts, wrong(by))
+
+
+# -- models that cannot be used ----------------------------------------------------------------------
+
+
+def small_model(path: Path, **changes: Any) -> Path:
+    """A model file of one-channel images whose description is changed; None removes an entry."""
+    settings, image = SPACES["mobilenetv3"].settings.tiny(), ImageShape(1, 8, 3)
+    supernet = make_supernet("mobilenetv3", settings, image)
+    smallest = supernet.space.named["smallest"]
+    network = supernet.network(smallest)
+    facts = {**described("mobilenetv3", settings, image, smallest.id), **changes}
+    FORMATS["safetensors"][1](path, network, {name: value for name, value in facts.items() if value is not None})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classes": None}, "classes"),
+        ({"mean": None}, "mean"),
+        ({"classes": ["one"]}, "contradicts itself"),
+        ({"std": [0.0]}, "contradicts itself"),
+        ({"std": [0.1, 0.2]}, "contradicts itself"),
+        ({"format": "somebody's"}, "does not describe itself"),
+    ],
+)
+def test_a_model_whose_description_is_wrong(fedloom_: Fedloom, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    path = small_model(tmp_path / "model.safetensors", **changes)
+    check_refused(fedloom_("predict", path, "any.png"), InvalidData, path, words, "fedloom export")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"space": None}, {"space": "nowhere"}, {"settings": {"width": -1}}, {"image": {"size": 8}}, {"architecture": "mobilenetv3:1-2"}],
+)
+def test_a_model_whose_network_is_wrong(fedloom_: Fedloom, tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = small_model(tmp_path / "model.safetensors", **changes)
+    check_refused(fedloom_("predict", path, "any.png"), InvalidData, path, "is no model of Fedloom, or damaged", "fedloom export")
+
+
+def test_a_model_without_finite_logits_has_no_prediction(fedloom_: Fedloom, tmp_path: Path) -> None:
+    path = small_model(tmp_path / "model.safetensors")
+    network, facts = load_model(path)
+    next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d)).running_var.fill_(-1)  # type: ignore[operator, union-attr]
+    FORMATS["safetensors"][1](path, network, facts)
+    Image.new("L", (8, 8), 90).save(tmp_path / "good.png")
+    check_refused(fedloom_("predict", path, "good.png"), InvalidData, path, "has no prediction", "not finite")
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 no archive", b"\x08 no network", bytes(8) + b"{}"])
+def test_a_file_that_is_no_model(fedloom_: Fedloom, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "mine").write_bytes(content)
+    check_refused(fedloom_("predict", "mine", "any.png"), InvalidData, "mine is no model of Fedloom, or damaged", "fedloom export")
+
+
+def test_files_of_others(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) -> None:
+    check_refused(fedloom_("predict", "nothing", "any.png"), InvalidData, "nothing cannot be read: No such file")
+    check_refused(fedloom_("predict", finished_run, "any.png"), InvalidData, "Is a directory")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "theirs.pt")
+    check_refused(fedloom_("predict", "theirs.pt", "any.png"), InvalidData, "theirs.pt", "does not describe itself")
+    write_arrays(tmp_path / "split.safetensors", {"a": np.ones(2)}, {"dataset": "digits"})
+    check_refused(fedloom_("predict", "split.safetensors", "any.png"), InvalidData, "does not describe itself")
+    supernet = make_supernet("mobilenetv3", SPACES["mobilenetv3"].settings.tiny(), ImageShape(1, 8, 3))
+    save_weights(tmp_path / "whole.safetensors", supernet, supernet.initial(0), {})
+    check_refused(fedloom_("predict", "whole.safetensors", "any.png"), InvalidData, "a whole supernet", "--architecture")
+    path = finished_run / "clients" / "client-001" / "model.safetensors"
+    flip_last_byte(path)
+    check_refused(fedloom_("predict", path, "any.png"), InvalidData, path, "damaged: the digest does not match. Write it again with")
+
+
+def test_the_program_inside_a_torch_file_is_never_run(exported: Exported, tmp_path: Path) -> None:
+    """Numbers and description are all that ``predict`` takes from it."""
+    changed = tmp_path / "changed.pt2"
+    with zipfile.ZipFile(exported.files["torch"]) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, b"anything" if name.endswith(("models/model.json", "sample_inputs/model.pt")) else source.read(name))
+    with torch.no_grad():
+        assert torch.allclose(read_model(changed).logits(images(2)), exported.network(images(2)), **CLOSE)
+
+
+def test_a_torch_file_with_numbers_missing(exported: Exported, fedloom_: Fedloom, tmp_path: Path) -> None:
+    with zipfile.ZipFile(exported.files["torch"]) as source, zipfile.ZipFile(tmp_path / "less.pt2", "w") as target:
+        for name in source.namelist():
+            if not name.endswith("weight_3"):
+                target.writestr(name, source.read(name))
+    check_refused(fedloom_("predict", "less.pt2", "any.png"), InvalidData, "less.pt2", "damaged")
+
+
+@pytest.mark.parametrize("strides, offset", [((1, 3), 0), ((0, 0), 0), ((), 0), (None, 1)], ids=["turned", "repeated", "unknown", "later"])
+def test_a_torch_file_with_numbers_laid_out_otherwise(
+    exported: Exported, fedloom_: Fedloom, tmp_path: Path, strides: tuple[int, ...] | None, offset: int
+) -> None:
+    """They would be taken for other numbers."""
+    with zipfile.ZipFile(exported.files["torch"]) as source, zipfile.ZipFile(tmp_path / "other.pt2", "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("model_weights_config.json"):
+                table = json.loads(content)
+                meta = table["config"]["classifier.weight"]["tensor_meta"]
+                meta["storage_offset"]["as_int"] = offset
+                meta["strides"] = meta["strides"] if strides is None else [{"as_int": stride} for stride in strides]
+                content = json.dumps(table).encode()
+            target.writestr(name, content)
+    outcome = fedloom_("predict", "other.pt2", "any.png")
+    check_refused(outcome, InvalidData, "other.pt2", "the numbers of classifier.weight do not lie in order", "fedloom export")
+
+
+# -- images ------------------------------------------------------------------------------------------------
+
+
+def test_images_are_read_as_training_images_are(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    pictures = []
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number, ending in enumerate(("png", "jpg", "webp")):
+            path = tmp_path / "images" / name / f"{number}.{ending}"
+            Image.fromarray(generator.integers(0, 256, (70, 50, 3), np.uint8)).save(path)
+            pictures.append(path)
+    pools = read(DataSettings("folder", str(tmp_path / "images"), 12))
+    known = {image.tobytes() for pool in (pools.train, pools.test) for image in pool.images}
+    assert {read_image(path, 3, 12).tobytes() for path in pictures} == known
+
+
+def test_images_of_other_modes_become_what_the_model_takes(tmp_path: Path) -> None:
+    for mode in ("RGBA", "L", "P", "1", "CMYK", "LA"):
+        Image.new(mode, (5, 9), 1).save(tmp_path / f"{mode}.{'tiff' if mode == 'CMYK' else 'png'}")
+    for path in tmp_path.iterdir():
+        assert read_image(path, 3, 8).shape == (3, 8, 8) and read_image(path, 1, 8).shape == (1, 8, 8)
+
+
+def test_images_that_cannot_be_read_do_not_stop_the_others(fedloom_: Fedloom, tmp_path: Path) -> None:
+    model = small_model(tmp_path / "model.safetensors")
+    Image.new("L", (8, 8), 90).save(tmp_path / "good.png")
+    (tmp_path / "torn.png").write_bytes((tmp_path / "good.png").read_bytes()[:40])
+    (tmp_path / "text.png").write_text("no image")
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "deep.png")
+    names = ("torn.png", "good.png", "text.png", "deep.png", "missing.png", "good.png")
+    outcome = fedloom_("predict", model, *names, "--top", 1)
+    assert outcome.code == InvalidData.exit_code and [line.split(":")[0] for line in outcome.out.splitlines()] == ["good.png", "good.png"]
+    assert outcome.err.startswith("fedloom: 4 of 6 images cannot be read: torn.png (") and outcome.err.count("\n") == 1
+    assert "deep.png (it has more than 8 bits per channel; save it with 8)" in outcome.err and "missing.png (No such file" in outcome.err
+    check_refused(fedloom_("predict", model, "text.png", "--json"), InvalidData, "1 of 1 images", "text.png")
+
+
+def test_many_images_in_parts(fedloom_: Fedloom, tmp_path: Path) -> None:
+    model = small_model(tmp_path / "model.safetensors")
+    for number in range(70):
+        Image.new("L", (8, 8), 3 * number).save(tmp_path / f"{number}.png")
+    rows = json.loads(fedloom_("predict", model, *(f"{number}.png" for number in range(70)), "--json", "--top", 1).out)
+    assert [row["image"] for row in rows] == [f"{number}.png" for number in range(70)]
+    assert all(len(row["classes"]) == 1 for row in rows)
+    [last] = json.loads(fedloom_("predict", model, "69.png", "--json", "--top", 1).out)
+    assert last["classes"][0]["probability"] == pytest.approx(rows[-1]["classes"][0]["probability"], abs=1e-5)
