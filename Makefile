@@ -47,6 +47,7 @@ network: $(TEST_READY)
 
 lint: $(TEST_READY)
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 

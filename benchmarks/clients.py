@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fedloom.assemble.simulation import environment
+from fedloom.assemble.environment import environment
 
 RESULT = Path(__file__).parent / "results" / "clients.json"
 SETTINGS = """

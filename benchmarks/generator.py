@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from fedloom import config
-from fedloom.assemble.simulation import environment, make_supernet
+from fedloom.assemble.environment import environment
 from fedloom.core.seeds import rng
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import REFERENCE_STEPS, STEPS, AnyGenerator
 from fedloom.generator.paper.generator import PaperGenerator
 from fedloom.spaces.base import ImageShape
+from fedloom.supernets.base import make_supernet
 
 RESULTS = Path(__file__).parent / "results"
 COUNT = 100  # architectures

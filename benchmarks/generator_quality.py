@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fedloom import config
-from fedloom.assemble.simulation import environment, make_supernet, usable_device
+from fedloom.assemble.environment import environment, usable_device
 from fedloom.core.errors import FedloomError
 from fedloom.core.seeds import rng
 from fedloom.data.readers import DataSettings, read
@@ -34,6 +34,7 @@ from fedloom.generator.generator import AnyGenerator, Generator
 from fedloom.generator.quality import BATCH, sample_quality
 from fedloom.generator.tokens import Tokens
 from fedloom.spaces.base import ImageShape
+from fedloom.supernets.base import make_supernet
 
 RESULTS = Path(__file__).parent / "results"
 TRAINING = 500_000  # architectures that pretrain samples with seed 0

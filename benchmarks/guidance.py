@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.analyses.figure3 import new_ones
-from fedloom.assemble import pretraining as workshop
-from fedloom.assemble.simulation import environment, usable_device
+from fedloom.assemble import pretraining
+from fedloom.assemble.environment import environment, usable_device
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.data.readers import read
@@ -169,9 +169,9 @@ def main() -> None:
     arguments = parser.parse_args()
     start = time.perf_counter()
     device = usable_device(arguments.device)
-    work = workshop.plan(arguments.space, arguments.overrides)
+    work = pretraining.plan(arguments.space, arguments.overrides)
     proxy = make_proxy(read(work.data), work.settings.proxy, device)
-    space = work.supernet(workshop.ANY_IMAGE).space
+    space = work.supernet(pretraining.ANY_IMAGE).space
     features = work.settings.features.file
     generator = load_generator(space, str(result_file(arguments.folder, Generator.model)), features, device)
     assert isinstance(generator, Generator) and generator.predictor is not None and generator.extractor is not None

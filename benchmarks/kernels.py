@@ -22,11 +22,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedloom import config
-from fedloom.assemble.simulation import environment, make_supernet, usable_device
+from fedloom.assemble.environment import environment, usable_device
 from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.files import write_file
 from fedloom.spaces.base import ImageShape
+from fedloom.supernets.base import make_supernet
 from fedloom.training.graphs import WORTH_A_GRAPH
 from fedloom.training.local import Pixels, Trainer, one_of
 from fedloom.training.scoring import Scorer

@@ -5,7 +5,7 @@
 Nothing is computed: the server sends a model to three sites, each answers at once with another of its size. Three ways:
 
 flower   `flower-superlink --enable-supernode-auth`, three `flower-supernode` and `flwr run` of benchmarks/flower_echo: Flower's own floor
-carried  our SuperLink and Fleet, bytes only: what carrying costs
+carried  our SuperLink and Connection, bytes only: what carrying costs
 fedloom  the same with all that `fedloom serve` and `fedloom site` do to a message: packed, checked, signed, logged, checked again
 
 Expected before the first run: a small model takes Flower 6 s (nodes and server look every 3 s, a process starts for every message) and us
@@ -40,14 +40,14 @@ sys.path = [path for path in sys.path if Path(path or ".").resolve() != FOLDER] 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from fedloom.assemble.simulation import environment  # noqa: E402
+from fedloom.assemble.environment import environment  # noqa: E402
 from fedloom.core.boundary import Upload, release  # noqa: E402
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, payload_bytes  # noqa: E402
 from fedloom.federation.agreement import SiteSettings  # noqa: E402
 from fedloom.federation.certificates import make_certificates  # noqa: E402
 from fedloom.federation.server.link import GLANCE, FlowerLink, RoundSettings  # noqa: E402
 from fedloom.federation.server.superlink import QUIET, SuperLink  # noqa: E402
-from fedloom.federation.site.connection import Fleet  # noqa: E402
+from fedloom.federation.site.connection import Connection  # noqa: E402
 from fedloom.federation.site.member import _answer  # noqa: E402
 from fedloom.federation.site.statement import Departure  # noqa: E402
 from fedloom.federation.wire.messages import finite, from_bytes, to_bytes  # noqa: E402
@@ -69,7 +69,7 @@ Found = dict[str, list[float]]
 # -- ours ------------------------------------------------------------------------------
 @dataclass
 class Echo:
-    """A site's desk without a method: it checks an instruction, answers with numbers of the same size, and writes down what leaves."""
+    """A participant without a method: it checks an instruction, answers with numbers of the same size, and writes down what leaves."""
 
     name: str
     key: Any
@@ -109,9 +109,9 @@ def attend(name: str, address: str, certificates: Path, bare: bool) -> None:
     """A site's process."""
     own = certificates / name
     key = private_key(own / "key.pem")
-    desk = Mirror() if bare else Echo(name, key, own / "left.jsonl")
-    with Fleet(address, own / "ca.pem", key, MOST) as fleet:
-        _answer(fleet, desk, SiteSettings().poll, print)  # type: ignore[arg-type]
+    participant = Mirror() if bare else Echo(name, key, own / "left.jsonl")
+    with Connection(address, own / "ca.pem", key, MOST) as connection:
+        _answer(connection, participant, SiteSettings().poll, print)  # type: ignore[arg-type]
 
 
 def ours(folder: Path, size: int, rounds: int, bare: bool) -> Found:

@@ -22,7 +22,9 @@ from rich.console import Console
 from torch import Tensor
 
 from fedloom import config
-from fedloom.assemble.simulation import environment, make_bench, new_run
+from fedloom.assemble import new_run
+from fedloom.assemble.builder import make_tools
+from fedloom.assemble.environment import environment
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData, Examples
 from fedloom.core.seeds import derive_seed, rng
@@ -32,7 +34,7 @@ from fedloom.data.splits import Federation, make_split
 from fedloom.report.terminal.live import LiveView
 from fedloom.supernets.base import Weights
 from fedloom.supernets.elastic import Statistics
-from fedloom.training.bench import Bench
+from fedloom.training.tools import Tools
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"
 SETTINGS = ["method=fedavg", "rounds=3", "training.finetune_epochs=0", "inline.device=cpu", "inline.threads=1"]
@@ -46,7 +48,7 @@ def main() -> None:
     dataset = read(settings.data)
     split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed)
     federation = Federation(dataset, split, "cpu")
-    bench = make_bench(settings, dataset, torch.device("cpu"))
+    tools = make_tools(settings, dataset, torch.device("cpu"))
     times: dict[str, list[float]] = {"engine": [], "bare": []}
     for repeat in range(arguments.repeats + 1):  # the first warms up
         with tempfile.TemporaryDirectory() as folder, LiveView(Console(quiet=True)) as view:
@@ -56,7 +58,7 @@ def main() -> None:
         start = time.perf_counter()
         read(settings.data)
         make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed)
-        accuracy = bare_fedavg(bench, federation, settings.seed)
+        accuracy = bare_fedavg(tools, federation, settings.seed)
         bare = time.perf_counter() - start
         engine_accuracy = statistics.fmean(client.test_accuracy for client in result.clients)
         assert abs(accuracy - engine_accuracy) < 0.1, (accuracy, engine_accuracy)  # the same work; rounding grows in early training
@@ -70,22 +72,22 @@ def main() -> None:
     RESULT.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def bare_fedavg(bench: Bench, federation: Federation, seed: int) -> float:
+def bare_fedavg(tools: Tools, federation: Federation, seed: int) -> float:
     """FedAvg as one would write it for one experiment: one loop, torch.optim, nothing checked or saved. Returns the mean test accuracy.
 
     It computes with our layers: with plain torch modules the loop would be twice as slow, and the engine would hide behind that.
     """
-    architecture = bench.space.named["medium"]
-    weights = bench.supernet.plain(bench.supernet.initial(derive_seed(seed, "weights")), architecture)
-    for round in range(bench.rounds):
-        drawn = bench.draw_participants(seed, round, federation.names)
+    architecture = tools.space.named["medium"]
+    weights = tools.supernet.plain(tools.supernet.initial(derive_seed(seed, "weights")), architecture)
+    for round in range(tools.rounds):
+        drawn = tools.draw_participants(seed, round, federation.names)
         total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
         count = 0
         for client in drawn:
             data = federation.data_of(client)
-            rates = bench.rates(round, bench.training.epochs)
-            trained = train(weights, architecture, data.train, bench, rates, rng(derive_seed(seed, round, client), "train"))
-            evaluate(trained, architecture, data, bench)
+            rates = tools.rates(round, tools.training.epochs)
+            trained = train(weights, architecture, data.train, tools, rates, rng(derive_seed(seed, round, client), "train"))
+            evaluate(trained, architecture, data, tools)
             for name, tensor in trained.items():
                 total[name] += len(data.train) * tensor.detach()
             count += len(data.train)
@@ -93,15 +95,15 @@ def bare_fedavg(bench: Bench, federation: Federation, seed: int) -> float:
     accuracies = []
     for client in federation.names:
         # The engine scores without fine-tuning twice: to choose, and to report.
-        evaluate(weights, architecture, federation.data_of(client), bench)
-        accuracies.append(evaluate(weights, architecture, federation.data_of(client), bench))
+        evaluate(weights, architecture, federation.data_of(client), tools)
+        accuracies.append(evaluate(weights, architecture, federation.data_of(client), tools))
     return statistics.fmean(accuracies)
 
 
 def train(
-    start: Weights, architecture: Architecture, examples: Examples, bench: Bench, rates: list[float], draw: np.random.Generator
+    start: Weights, architecture: Architecture, examples: Examples, tools: Tools, rates: list[float], draw: np.random.Generator
 ) -> dict[str, Tensor]:
-    settings = bench.training
+    settings = tools.training
     weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in start.items()}
     groups = [
         {"params": [w for w in weights.values() if w.ndim > 1], "weight_decay": settings.weight_decay},
@@ -114,9 +116,9 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] = rate
         order = torch.as_tensor(draw.permutation(len(examples)))
-        images, labels = augment(examples.images[order], augmentation, draw, bench.pixels.mean), examples.labels[order]
+        images, labels = augment(examples.images[order], augmentation, draw, tools.pixels.mean), examples.labels[order]
         for first in range(0, len(examples) // batch * batch, batch):
-            logits = bench.supernet.forward(bench.pixels.normalise(images[first : first + batch]), weights, architecture)
+            logits = tools.supernet.forward(tools.pixels.normalise(images[first : first + batch]), weights, architecture)
             loss = F.cross_entropy(logits, labels[first : first + batch], label_smoothing=settings.label_smoothing)
             optimiser.zero_grad()
             loss.backward()
@@ -125,15 +127,15 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(weights: Weights, architecture: Architecture, data: ClientData, bench: Bench) -> float:
+def evaluate(weights: Weights, architecture: Architecture, data: ClientData, tools: Tools) -> float:
     """Statistics from calibration images, then validation and test accuracy, as the engine does at every participation."""
-    images = bench.scorer.calibration_images(data.train)
+    images = tools.scorer.calibration_images(data.train)
     moments = Statistics(rows=len(images))
-    bench.supernet.forward(images, weights, architecture, moments)
+    tools.supernet.forward(images, weights, architecture, moments)
     moments.rows = 0
     accuracies = []
     for examples in (data.validation, data.test):
-        logits = bench.supernet.forward(bench.pixels.normalise(examples.images), weights, architecture, moments)
+        logits = tools.supernet.forward(tools.pixels.normalise(examples.images), weights, architecture, moments)
         F.cross_entropy(logits, examples.labels)
         accuracies.append((logits.argmax(1) == examples.labels).double().mean().item())
     return accuracies[1]

@@ -1,6 +1,6 @@
 """Does the quickstart's search beat local training on the same split? Several methods, several seeds.
 
-    python benchmarks/quickstart.py [--seeds 0,1,2] [--methods perfedsde,local,fedavg] [--set local.epochs=60] [--name quickstart]
+python benchmarks/quickstart.py [--seeds 0,1,2] [--methods perfedsde,local,fedavg] [--set local.epochs=60] [--name quickstart]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedloom import config
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.report.terminal.live import LiveView
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,8 +37,11 @@ def main() -> None:
             row = {"seed": seed, "method": method, **result["accuracy"], "seconds": result["cost"]["seconds"]}
             row["architectures"] = len({client["architecture"] for client in result["clients"]})
             rows.append(row)
-            print(f"seed {seed}  {method:10} {row['mean']:.2%} ± {row['std']:.2%} over clients, "
-                  f"{row['architectures']} architectures, {row['seconds']:.1f} s", flush=True)
+            print(
+                f"seed {seed}  {method:10} {row['mean']:.2%} ± {row['std']:.2%} over clients, "
+                f"{row['architectures']} architectures, {row['seconds']:.1f} s",
+                flush=True,
+            )
     means = {method: sum(r["mean"] for r in rows if r["method"] == method) / len(seeds) for method in arguments.methods.split(",")}
     print("mean over seeds: " + ", ".join(f"{method} {mean:.2%}" for method, mean in means.items()))
     record = {"command": " ".join(["python", *sys.argv]), "environment": result["environment"], "means": means, "rows": rows}

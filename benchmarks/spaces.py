@@ -23,10 +23,11 @@ import numpy as np
 import torch
 
 from fedloom import config
-from fedloom.assemble.simulation import environment, make_supernet
+from fedloom.assemble.environment import environment
 from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.supernets.base import make_supernet
 from fedloom.training import graphs
 from fedloom.training.local import Pixels, Trainer, one_of
 from fedloom.training.recipe import TrainingSettings

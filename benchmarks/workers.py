@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from fedloom import config
-from fedloom.assemble.simulation import environment, new_run
+from fedloom.assemble import new_run
+from fedloom.assemble.environment import environment
 from fedloom.core.client_site import ClientMemory
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import TRAIN, Instruction, Report
@@ -129,9 +130,7 @@ def main() -> None:
             times[name].append(seconds)
             print(f"{name:9} {seconds:.2f} s", flush=True)
         assert found["inline"] == found["processes"] == found["ray"], found
-    ratios = {
-        name: [inline / own for inline, own in zip(times["inline"], times[name], strict=True)] for name in ("processes", "ray")
-    }
+    ratios = {name: [inline / own for inline, own in zip(times["inline"], times[name], strict=True)] for name in ("processes", "ray")}
     record = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(torch.device("cpu")),

@@ -23,7 +23,7 @@ from fedloom.report.terminal.live import LiveView
 from fedloom.search.base import SURROGATES
 from fedloom.spaces.base import SPACES, SearchSpace
 from fedloom.supernets.base import Supernet
-from fedloom.training.bench import Bench
+from fedloom.training.tools import Tools
 
 ENTRANCES: dict[str, list[Any]] = {
     "Run a federation": [
@@ -51,7 +51,7 @@ ENTRANCES: dict[str, list[Any]] = {
         client_site.ClientMemory,
         client_site.PersonalModel,
         client_site.Diary,
-        Bench,
+        Tools,
         settings.setting,
         seeds.rng,
         seeds.derive_seed,

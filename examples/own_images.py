@@ -18,7 +18,8 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from fedloom import config
-from fedloom.assemble.simulation import free_folder, load_model, new_run
+from fedloom.assemble import free_folder, new_run
+from fedloom.models import load_model
 from fedloom.models.export import to_onnx, to_safetensors
 from fedloom.models.predict import predict, read_model
 from fedloom.report.terminal.live import LiveView

@@ -27,7 +27,7 @@ from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
-from fedloom.training.bench import Bench
+from fedloom.training.tools import Tools
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class FedAvgMState:
 @dataclass(frozen=True)
 class FedAvgM:
     settings: FedAvgMSettings
-    bench: Bench  # space, supernet, and the tools to train, score and personalise
+    tools: Tools  # space, supernet, and the tools to train, score and personalise
 
     # What may leave a client, and nothing else: a report with another field, a wrong shape or a NaN is refused at the client's door.
     uploads: ClassVar[Manifest] = {
@@ -63,14 +63,14 @@ class FedAvgM:
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> FedAvgMState:
-        architecture = self.bench.space.find(self.settings.architecture, rng(seed, "architecture"))
-        weights = self.bench.initial_network(seed, architecture)
+        architecture = self.tools.space.find(self.settings.architecture, rng(seed, "architecture"))
+        weights = self.tools.initial_network(seed, architecture)
         resting = {name: np.zeros_like(array) for name, array in weights.items()}
         return FedAvgMState(0, seed, architecture.id, frozen(weights), frozen(resting))
 
     def plan(self, state: FedAvgMState, clients: Sequence[str]) -> list[Instruction]:
         """Who takes part in this round, and what each of them receives."""
-        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
         return [self._instruct(state, client, TRAIN) for client in drawn]
 
     def absorb(self, state: FedAvgMState, reports: Sequence[Report]) -> FedAvgMState:
@@ -88,7 +88,7 @@ class FedAvgM:
         return replace(state, round=state.round + 1, weights=frozen(weights), velocity=frozen(velocity))
 
     def finished(self, state: FedAvgMState) -> bool:
-        return state.round >= self.bench.rounds
+        return state.round >= self.tools.rounds
 
     def farewell(self, state: FedAvgMState, client: str) -> Instruction:
         """What every client receives at the end, also one that was never drawn."""
@@ -101,16 +101,16 @@ class FedAvgM:
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
         """Only the report leaves. Diary and model stay at the client; a simulator reads the diary for its tables."""
-        bench = self.bench
+        tools = self.tools
         architecture = Architecture.parse(str(instruction.facts["architecture"]))
-        received = bench.tensors(instruction.arrays["weights"])
+        received = tools.tensors(instruction.arrays["weights"])
         if instruction.action == FINISH:  # fine-tune, choose on validation data, test once
-            model, diary = bench.personalise(site, architecture, received, instruction.seed)
+            model, diary = tools.personalise(site, architecture, received, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
         with site.clock("train"):
-            rates = bench.rates(instruction.round, bench.training.epochs)
-            trained = bench.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
-            update = bench.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
-        diary, _ = bench.test(site, architecture, trained.weights, trained.macs)
+            rates = tools.rates(instruction.round, tools.training.epochs)
+            trained = tools.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
+            update = tools.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
+        diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
         return Answer(report, diary=diary)

@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 
 from fedloom import config
-from fedloom.assemble.simulation import free_folder, load_model, new_run, reopen_run
+from fedloom.assemble import free_folder, new_run, reopen_run
+from fedloom.models import load_model
 from fedloom.report.terminal.live import LiveView
 
 

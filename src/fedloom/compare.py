@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from fedloom import config
-from fedloom.assemble.simulation import environment
+from fedloom.assemble.environment import environment
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
 from fedloom.engine.events import Event
@@ -142,12 +142,10 @@ def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
 
 def _flat(settings: Settings) -> dict[str, Any]:
     """key -> value of everything that decides a run's result; where it is kept does not, and paths are full ones, as a run saves them."""
-    table = tomllib.loads(config.to_toml(settings))
+    table = tomllib.loads(config.to_toml(config.map_paths(settings, lambda path: path and str(Path(path).absolute()))))
     flat = {name: value for name, value in table.items() if not isinstance(value, dict)}
     flat |= {f"{name}.{key}": part for name, value in table.items() if isinstance(value, dict) for key, part in value.items()}
     del flat["run.folder"]
-    for key in ("data.folder", "weights", *config.COMPONENT_PATHS):
-        flat[key] = flat[key] and str(Path(flat[key]).absolute())
     return flat
 
 

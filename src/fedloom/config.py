@@ -9,8 +9,8 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -55,7 +55,7 @@ class Settings:
     participants: int = setting(4, "clients drawn per round", low=1)
     rounds: int = setting(10, "rounds of the federation", low=1)
     protocol: str = setting("clean", "what selects: validation data, or test data as the papers did", choices=("clean", "paper"))
-    weights: str = setting("", "supernet weights to start from, a file written by import-weights; empty starts with random ones")
+    weights: str = setting("", "supernet weights to start from, a file written by import-weights; empty starts with random ones", path=True)
     data: DataSettings = field(default_factory=DataSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -65,7 +65,18 @@ class Settings:
     components: Mapping[str, Any] = field(default_factory=dict)  # component name -> its settings, for all known components
 
 
-COMPONENT_PATHS = ("perfedsde.generator_file", "perfedsde.features")  # settings of components that name files
+def map_paths(settings: Any, change: Callable[[str], Any]) -> Any:
+    """The settings, with all in them that is marked as a path changed, empty ones too."""
+    changed: dict[str, Any] = {}
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if is_dataclass(value):
+            changed[item.name] = map_paths(value, change)
+        elif isinstance(value, Mapping):
+            changed[item.name] = {name: map_paths(own, change) for name, own in value.items()}
+        elif item.metadata.get("path"):
+            changed[item.name] = change(value)
+    return replace(settings, **changed)
 
 
 def component_types() -> dict[str, type]:

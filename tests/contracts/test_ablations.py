@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.config import load, presets
 from fedloom.engine.run import Watcher
 from fedloom.generator.files import load_generator

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble.simulation import make_bench
+from fedloom.assemble.builder import make_tools
 from fedloom.config import from_table
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import release
@@ -27,7 +27,7 @@ from fedloom.engine.store import Store
 from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
-from fedloom.training.bench import Bench
+from fedloom.training.tools import Tools
 from support.untrained import fake_generator
 
 SEED = 5
@@ -60,7 +60,7 @@ class World:
     """A method, its clients, and a first round already played."""
 
     method: Any
-    bench: Bench
+    tools: Tools
     federation: Federation
     state: Any  # before any round
     instructions: list[Instruction]  # of round 0
@@ -131,12 +131,12 @@ def world(request: pytest.FixtureRequest, federation: Federation) -> World:
         entry.name: own,
     }
     settings = from_table(table)
-    bench = make_bench(settings, federation.dataset, torch.device("cpu"))
-    method = entry.make(settings.components[entry.name], bench)
+    tools = make_tools(settings, federation.dataset, torch.device("cpu"))
+    method = entry.make(settings.components[entry.name], tools)
     with fake_generator():  # kept by the method; fast, and there is one for every space
         state = method.start(SEED)
     instructions = [] if method.finished(state) else method.plan(state, federation.names)
-    made = World(method, bench, federation, state, instructions, [])
+    made = World(method, tools, federation, state, instructions, [])
     made.answers = [made.answer_once(instruction) for instruction in instructions]
     return made
 
@@ -383,7 +383,7 @@ def test_the_last_participation_leaves_a_model_and_uploads_nothing(world: World)
     assert release(answer.report, instruction, world.method.uploads).bytes == 0
     assert answer.model is not None
     architecture = Architecture.parse(answer.model.architecture)
-    world.bench.space.check(architecture)
+    world.tools.space.check(architecture)
     assert answer.diary.architecture == answer.model.architecture
 
 
@@ -396,15 +396,15 @@ def test_the_stated_accuracy_is_that_of_the_model_file(world: World, tmp_path: P
     for instruction, memory in last:
         answer, store = world.answer_once(instruction, memory), Store(tmp_path)
         assert answer.model is not None
-        store.save_model(instruction.client, answer.model, {"space": world.bench.space.name})
+        store.save_model(instruction.client, answer.model, {"space": world.tools.space.name})
         arrays, facts = read_arrays(store.model_path(instruction.client))
         assert facts["architecture"] == answer.model.architecture
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        network = world.bench.supernet.load(Architecture.parse(facts["architecture"]), tensors)
+        network = world.tools.supernet.load(Architecture.parse(facts["architecture"]), tensors)
         data = world.federation.data_of(instruction.client)
         for examples, stated in ((data.test, answer.diary.test_accuracy), (data.validation, answer.diary.validation_accuracy)):
             with torch.no_grad():
-                guesses = network(world.bench.pixels.normalise(examples.images)).argmax(1)
+                guesses = network(world.tools.pixels.normalise(examples.images)).argmax(1)
             assert (guesses == examples.labels).double().mean().item() == stated
     assert len(last) == (2 if world.instructions else 1)
 

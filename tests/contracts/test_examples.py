@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fedloom import config
-from fedloom.assemble.simulation import make_bench, new_run, reopen_run
+from fedloom.assemble import new_run, reopen_run
+from fedloom.assemble.builder import make_tools
 from fedloom.core.messages import Report
 from fedloom.data.readers import read
 from fedloom.engine.run import Watcher
@@ -80,8 +81,8 @@ def test_own_method_without_momentum_is_fedavg(tmp_path: Path, nobody: Watcher) 
 def test_own_method_repeats_a_part_of_its_last_step() -> None:
     with plugged(METHOD):
         settings = config.load("quickstart", [f'plugins=["{METHOD}"]', "method=fedavgm", *TINY, "fedavgm.momentum=0.5"])
-        bench = make_bench(settings, read(settings.data), "cpu")
-        method = METHODS["fedavgm"].make(settings.components["fedavgm"], bench)
+        tools = make_tools(settings, read(settings.data), "cpu")
+        method = METHODS["fedavgm"].make(settings.components["fedavgm"], tools)
         first = method.start(0)
         ones, threes = ({name: np.full_like(array, value) for name, array in first.weights.items()} for value in (1, 3))
         reports = [Report("a", 0, {"update": ones}, {"examples": 30}), Report("b", 0, {"update": threes}, {"examples": 10})]

@@ -142,7 +142,7 @@ def test_keys_and_certificates_made_with_openssl_connect(tmp_path: Path) -> None
     """The commands of all four owners, in one folder; then a site connects with what came out, and one with another key does not."""
     from fedloom.core.errors import ConnectionRefused
     from fedloom.federation.server.superlink import SuperLink
-    from fedloom.federation.site.connection import Fleet
+    from fedloom.federation.site.connection import Connection
     from fedloom.federation.wire.signatures import private_key, public_bytes, public_key
 
     owners = [block for block in blocks("bash") if "openssl" in block]
@@ -154,7 +154,7 @@ def test_keys_and_certificates_made_with_openssl_connect(tmp_path: Path) -> None
     pair = tmp_path / "server.pem", tmp_path / "server-key.pem"
     with closing(SuperLink("127.0.0.1:0", *pair, north, 1 << 20, lambda text: None)) as superlink:
         server = superlink.address.replace("127.0.0.1", "localhost")
-        with Fleet(server, tmp_path / "ca.pem", private_key(tmp_path / "key.pem"), 1 << 20):
+        with Connection(server, tmp_path / "ca.pem", private_key(tmp_path / "key.pem"), 1 << 20):
             assert set(superlink.online()) == {"north"}
         with pytest.raises(ConnectionRefused):
-            Fleet(server, tmp_path / "ca.pem", private_key(tmp_path / "server-key.pem"), 1 << 20)
+            Connection(server, tmp_path / "ca.pem", private_key(tmp_path / "server-key.pem"), 1 << 20)

@@ -47,7 +47,7 @@ def kind_is_wide(array: np.ndarray) -> bool:
 
 def secrets_of(played: Played, secrets: Secrets) -> dict[str, list[set[bytes]]]:
     """What -> each of its kind, in all ways to write it."""
-    space, names = played.method.bench.space, played.federation.names
+    space, names = played.method.tools.space, played.federation.names
     rows = {one.architecture.choices for call in secrets.scored for one in call} | {one.choices for one in secrets.drawn}
     rows |= {tuple(row.tolist()) for answer in played.answers for row in answer.memory.arrays["population"]}
     rows = {row for row in rows if max(row) > 1}  # one of 0 and 1 alone could be a coverage by accident

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble.simulation import describe_model, make_bench, new_run
+from fedloom.assemble import new_run
+from fedloom.assemble.builder import build
 from fedloom.config import Settings
 from fedloom.core.messages import Instruction, Report
 from fedloom.data.readers import read
@@ -20,7 +21,7 @@ from fedloom.engine.inline import InlineLink
 from fedloom.engine.loop import run_rounds, say_farewell
 from fedloom.engine.run import Watcher
 from fedloom.engine.store import Store
-from fedloom.engine.visit import Books
+from fedloom.engine.visit import ClientRecords
 from fedloom.methods.base import METHODS
 
 Content = Callable[[Path], dict[str, Any]]
@@ -35,11 +36,12 @@ class Federated:
         dataset, device = read(settings.data), torch.device("cpu")
         split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed)
         federation = Federation(dataset, split, device)
-        self.method = METHODS[settings.method].make(settings.components[settings.method], make_bench(settings, dataset, device))
+        built = build(settings, dataset, device)
+        self.method = built.method
         self.entries: list[Any] = []
         self.folder = folder
-        books = Books(self.method, Store(folder), describe_model(settings, dataset), self.entries.append)
-        self.link = InlineLink(self.method, federation.names, federation.data_of, books)
+        records = ClientRecords(self.method, Store(folder), built.model_facts, self.entries.append)
+        self.link = InlineLink(self.method, federation.names, federation.data_of, records)
 
 
 class Reordered:

@@ -21,8 +21,8 @@ import pytest
 from fedloom.core.errors import ConnectionRefused, InvalidConfig, UnusableFormat
 from fedloom.federation.certificates import make_certificates
 from fedloom.federation.server.superlink import FLOWER, SLACK, TRIES, Reply, SuperLink, need_flower, split_address
-from fedloom.federation.site import connection as fleet
-from fedloom.federation.site.connection import Fleet
+from fedloom.federation.site import connection as connection_module
+from fedloom.federation.site.connection import Connection
 from fedloom.federation.wire.signatures import private_key, public_bytes, public_key
 from support.checks import Fedloom, check_refused
 from support.federation import FEDERATION, SITE, SITES, TINY, write_digits
@@ -37,9 +37,9 @@ class Port:
     certs: Path
     said: list[str]
 
-    def connect(self, name: str = "north", key: Any = None, authority: Path | None = None) -> Fleet:
+    def connect(self, name: str = "north", key: Any = None, authority: Path | None = None) -> Connection:
         key = key or private_key(self.certs / name / "key.pem")
-        return Fleet(self.link.address, authority or self.certs / name / "ca.pem", key, MOST)
+        return Connection(self.link.address, authority or self.certs / name / "ca.pem", key, MOST)
 
     def post(self, path: str, content: Any = b"", name: str = "north", **headers: str) -> int:
         """A request as a site would sign it, and what is answered."""
@@ -82,22 +82,22 @@ def port(server: Port) -> Port:
 
 
 @pytest.fixture
-def north(port: Port) -> Iterator[Fleet]:
-    with port.connect("north") as fleet:
-        fleet._answered = False
-        yield fleet
-        fleet._answered = False  # so that it leaves at once, for the next test
+def north(port: Port) -> Iterator[Connection]:
+    with port.connect("north") as connection:
+        connection._answered = False
+        yield connection
+        connection._answered = False  # so that it leaves at once, for the next test
 
 
-def received(fleet: Fleet, seconds: float = 10) -> bytes:
+def received(connection: Connection, seconds: float = 10) -> bytes:
     until = time.monotonic() + seconds
-    while (found := fleet.receive()) is None:
+    while (found := connection.receive()) is None:
         assert time.monotonic() < until
         time.sleep(0.01)
     return found
 
 
-def test_there_and_back(port: Port, north: Fleet) -> None:
+def test_there_and_back(port: Port, north: Connection) -> None:
     for size in (0, 1, 1000, MOST):
         data = os.urandom(size)
         message = port.link.send("north", data)
@@ -109,7 +109,7 @@ def test_there_and_back(port: Port, north: Fleet) -> None:
     assert len(port.link._state.object_store) == 0  # all that was carried is gone
 
 
-def test_an_error_instead_of_an_answer(port: Port, north: Fleet) -> None:
+def test_an_error_instead_of_an_answer(port: Port, north: Connection) -> None:
     message = port.link.send("north", b"x")
     received(north)
     north.reply(None, "no\nimages")
@@ -119,7 +119,7 @@ def test_an_error_instead_of_an_answer(port: Port, north: Fleet) -> None:
 # -- who gets in --------------------------------------------------------------------------------
 
 
-def test_an_unregistered_key_is_refused_with_one_line(port: Port, north: Fleet) -> None:
+def test_an_unregistered_key_is_refused_with_one_line(port: Port, north: Connection) -> None:
     with pytest.raises(ConnectionRefused, match=r"does not know this site's key\. Its operator must put the public key among") as raised:
         port.connect("stranger")
     assert raised.value.facts["status"] == 403
@@ -163,7 +163,7 @@ def test_a_clock_that_is_ahead_is_named(port: Port, monkeypatch: pytest.MonkeyPa
     assert len(port.said) == 1
 
 
-def test_a_site_is_connected_once(port: Port, north: Fleet) -> None:
+def test_a_site_is_connected_once(port: Port, north: Connection) -> None:
     with pytest.raises(ConnectionRefused, match="connected already"):
         port.connect("north")
     assert port.said == ["Refused a request (activate-node) from 127.0.0.1: its site is connected already, or not any more"]
@@ -216,7 +216,7 @@ def test_nothing_of_flower_but_its_fleet_answers(port: Port) -> None:
     assert len(others) > 60
 
 
-def test_no_program_is_there_to_be_fetched(port: Port, north: Fleet) -> None:
+def test_no_program_is_there_to_be_fetched(port: Port, north: Connection) -> None:
     from flwr.proto.fab_pb2 import GetFabRequest
 
     request = GetFabRequest(node=north._node, run_id=port.link._run, hash_str="")
@@ -247,7 +247,7 @@ def test_a_stranger_cannot_write_lines_of_a_log(port: Port) -> None:
 # -- replies that do not come as they should -----------------------------------------------------------------
 
 
-def test_an_oversized_reply_is_not_taken(port: Port, north: Fleet) -> None:
+def test_an_oversized_reply_is_not_taken(port: Port, north: Connection) -> None:
     message = port.link.send("north", b"x")
     received(north)
     north.reply(b"x" * (MOST + 1))
@@ -255,7 +255,7 @@ def test_an_oversized_reply_is_not_taken(port: Port, north: Fleet) -> None:
     assert reply.error == "its reply is not readable (3,145,729 bytes, more than the 3,145,728 that are accepted)" and reply.data == b""
 
 
-def test_a_reply_without_end_is_broken_off(port: Port, north: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_without_end_is_broken_off(port: Port, north: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower takes any number of parts and keeps them until somebody asks; a question is worth three answers of the largest size."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
@@ -266,7 +266,7 @@ def test_a_reply_without_end_is_broken_off(port: Port, north: Fleet, monkeypatch
     message = port.link.send("north", b"x")
     received(north)
     with monkeypatch.context() as patch, pytest.raises(ConnectionRefused, match="this site has sent too much since it was asked"):
-        patch.setattr(fleet, "as_record", endless)
+        patch.setattr(connection_module, "as_record", endless)
         north.reply(b"")
     store: Any = port.link._state.object_store
     assert sum(len(entry.content) for entry in store.store.values()) < (TRIES + 2) * (MOST + SLACK)
@@ -281,7 +281,7 @@ def test_a_reply_without_end_is_broken_off(port: Port, north: Fleet, monkeypatch
 
 
 def test_a_reply_that_is_announced_and_does_not_come_holds_up_nobody(
-    port: Port, north: Fleet, monkeypatch: pytest.MonkeyPatch
+    port: Port, north: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flwr.supercore.inflatable import inflatable_utils
 
@@ -301,7 +301,7 @@ def test_a_reply_that_is_announced_and_does_not_come_holds_up_nobody(
         assert len(port.link._state.object_store) == 0
 
 
-def test_a_reply_after_its_message_was_forgotten_goes_nowhere(port: Port, north: Fleet) -> None:
+def test_a_reply_after_its_message_was_forgotten_goes_nowhere(port: Port, north: Connection) -> None:
     message = port.link.send("north", b"x")
     received(north)
     port.link.forget([message])
@@ -312,7 +312,7 @@ def test_a_reply_after_its_message_was_forgotten_goes_nowhere(port: Port, north:
     assert port.answered(again) == [Reply(again, "north", b"in time")] and port.said == []
 
 
-def test_a_registered_site_can_answer_for_another_which_is_why_reports_are_sealed(port: Port, north: Fleet) -> None:
+def test_a_registered_site_can_answer_for_another_which_is_why_reports_are_sealed(port: Port, north: Connection) -> None:
     """Flower believes the sender that a message names, if one knows which message to answer."""
     with port.connect("east") as east:
         message = port.link.send("north", b"x")
@@ -325,10 +325,10 @@ def test_a_registered_site_can_answer_for_another_which_is_why_reports_are_seale
 
 
 def test_a_site_that_leaves_without_an_answer_is_lost(port: Port) -> None:
-    fleet = port.connect("west")
+    connection = port.connect("west")
     message = port.link.send("west", b"x")
-    received(fleet)
-    fleet.close()
+    received(connection)
+    connection.close()
     (reply,) = port.answered(message)
     assert reply.lost and reply.message == message
 
@@ -415,7 +415,7 @@ def test_a_server_cannot_send_a_site_elsewhere(server: Port) -> None:
     try:
         with pytest.raises(ConnectionRefused, match="status 307"):
             key = private_key(server.certs / "north" / "key.pem")
-            Fleet(f"127.0.0.1:{outside.server_port}", server.certs / "north" / "ca.pem", key, MOST)
+            Connection(f"127.0.0.1:{outside.server_port}", server.certs / "north" / "ca.pem", key, MOST)
     finally:
         for one in (inside, outside):
             one.shutdown()

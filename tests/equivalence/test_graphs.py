@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from fedloom import spaces, supernets  # noqa: F401 - fills the registries
-from fedloom.assemble.simulation import make_supernet
 from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, ImageShape
-from fedloom.supernets.base import Supernet, Weights
+from fedloom.supernets.base import Supernet, Weights, make_supernet
 from fedloom.training import graphs
 from fedloom.training.local import Pixels, Trainer, one_of
 from fedloom.training.recipe import TrainingSettings

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.assemble.simulation import new_run, resume_run
+from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.client_site import ClientMemory
 from fedloom.core.errors import ClientFailed, InvalidConfig, InvalidData

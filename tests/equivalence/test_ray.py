@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.assemble.simulation import new_run, resume_run
+from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.errors import ClientFailed, InvalidConfig
 from fedloom.engine.ray import ENVIRONMENT, RaySettings, _refuse_silence, workers

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from fedloom import files
-from fedloom.assemble.simulation import new_run, resume_run
+from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.client_site import ClientSite
 from fedloom.core.messages import Instruction

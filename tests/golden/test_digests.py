@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientSite

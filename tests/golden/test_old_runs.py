@@ -16,12 +16,13 @@ import pytest
 import torch
 
 import fedloom
+from fedloom.assemble import new_run, resume_run
 from fedloom.assemble import simulation as assemble
-from fedloom.assemble.simulation import load_model, new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
+from fedloom.models import load_model
 
 RUNS = Path(__file__).parent / "runs"
 FINISHED, STOPPED = (sorted(path.name for path in RUNS.glob(f"*-{which}")) for which in ("finished", "stopped"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedloom.assemble.simulation import make_bench
+from fedloom.assemble.builder import make_tools
 from fedloom.config import Settings
 from fedloom.core.client_site import ClientMemory, ClientSite
 from fedloom.core.messages import Instruction, Report
@@ -23,7 +23,7 @@ class Played:
         dataset, device = read(settings.data), torch.device("cpu")
         split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed)
         self.federation = Federation(dataset, split, device)
-        self.method: Any = METHODS[settings.method].make(settings.components[settings.method], make_bench(settings, dataset, device))
+        self.method: Any = METHODS[settings.method].make(settings.components[settings.method], make_tools(settings, dataset, device))
         self.state = self.method.start(settings.seed)
         self.memories: dict[str, ClientMemory] = {}
         self.instructions: list[Instruction] = []

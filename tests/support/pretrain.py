@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.assemble import pretraining as workshop
+from fedloom.assemble import pretraining
 from fedloom.generator import pretrain as module
 from fedloom.generator.generator import AnyGenerator
 
@@ -40,4 +40,4 @@ def pretrain(folder: Path, *changes: str, stop: tuple[str, int] | None = None, s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "DRAWN", 40)
         patch.setattr(module, "BLOCK", 4)
-        return workshop.pretrain(workshop.plan(space, [*base, *changes]), folder, "cpu", progress), told
+        return pretraining.pretrain(pretraining.plan(space, [*base, *changes]), folder, "cpu", progress), told

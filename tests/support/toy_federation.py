@@ -15,7 +15,7 @@ from fedloom.core.result import LedgerEntry
 from fedloom.engine.loop import run_rounds
 from fedloom.federation.server.link import FlowerLink, RoundSettings
 from fedloom.federation.server.superlink import Reply
-from fedloom.federation.server.tolerant import Wary
+from fedloom.federation.server.tolerant import Tolerant
 from fedloom.federation.wire.messages import from_bytes, to_bytes
 from fedloom.federation.wire.signatures import signed
 
@@ -85,7 +85,7 @@ def honest(asked: bytes) -> bytes:
 
 
 @dataclass
-class Post:
+class Transport:
     """Delivers to sites that answer at once, or not at all."""
 
     sites: dict[str, Site]
@@ -123,10 +123,10 @@ class Federation:
     ledger: list[LedgerEntry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.post = Post(self.sites, {name: "first" for name in self.sites})
+        self.post = Transport(self.sites, {name: "first" for name in self.sites})
         keys = {name: KEYS[name].public_key() for name in self.sites}
         self.link = FlowerLink(self.post, keys, AGREED, self.method.uploads, self.settings, self.ledger.append, self.said.append)
-        self.wary = Wary(self.method, self.said.append)
+        self.wary = Tolerant(self.method, self.said.append)
 
     def run(self, state: Any = None) -> Any:
         state = self.method.start(0) if state is None else state

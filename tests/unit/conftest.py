@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
 from fedloom.federation.certificates import make_certificates

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedloom.assemble.simulation import Reopened
+from fedloom.assemble import Reopened
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.result import LedgerEntry, mean_and_std
 
@@ -50,7 +50,7 @@ def costs(run: Reopened) -> Costs:
     entries = [entry for entry in run.store.read_ledger() if not entry.final]
     if not entries:
         raise InvalidConfig(f"{run.store.folder} has no rounds to count: its ledger holds no participation but final ones")
-    space = run.bench.supernet.space  # the whole one, whatever the budget
+    space = run.tools.supernet.space  # the whole one, whatever the budget
     small, large = (space.cost(space.named[name]) for name in ("smallest", "largest"))
     images = sum(_images_seen(run, entry.client) for entry in entries)
     stages = dict.fromkeys(stage for entry in entries for stage in entry.seconds)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from fedloom.assemble.simulation import Reopened
+from fedloom.assemble import Reopened
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData
 from fedloom.core.errors import DamagedRun, InvalidConfig
@@ -95,10 +95,10 @@ def check_run(run: Reopened, clients: Sequence[str]) -> None:
 
 def compare(run: Reopened, client: str, source: Source, candidates: int = CANDIDATES) -> Comparison:
     """The figure of one client of a finished run of perfedsde."""
-    bench, space, data = run.bench, run.bench.space, run.federation.data_of(client)
-    weights = bench.tensors(dict(run.state().weights))
+    tools, space, data = run.tools, run.tools.space, run.federation.data_of(client)
+    weights = tools.tensors(dict(run.state().weights))
     members = _population(run, client)
-    population = bench.scorer.score_subnets(weights, members, bench.selecting(data), data.train)
+    population = tools.scorer.score_subnets(weights, members, tools.selecting(data), data.train)
     settings, seed, count = run.settings.components["perfedsde"], run.settings.seed, len(members)
 
     def offspring(wanted: int, name: str) -> list[Architecture]:
@@ -117,7 +117,7 @@ def compare(run: Reopened, client: str, source: Source, candidates: int = CANDID
             raise InvalidConfig(f"{client}: {name} found no architecture that is not in the population already", client=client)
 
     def accuracies(architectures: Sequence[Architecture], which: str) -> tuple[float, ...]:
-        scored = bench.scorer.score_subnets(weights, architectures, _part(data, which), data.train)
+        scored = tools.scorer.score_subnets(weights, architectures, _part(data, which), data.train)
         return tuple(sorted(one.score.accuracy for one in scored))
 
     figures = {name: {which: accuracies(architectures, which) for which in DATA} for name, architectures in strategies.items()}
@@ -168,7 +168,7 @@ def _population(run: Reopened, client: str) -> list[Architecture]:
     rows = run.store.load_memory(client, run.settings.rounds + 1).arrays.get("population", ())
     if not len(rows):
         raise DamagedRun(f"{run.store.client_folder(client)} holds no population; the run folder is incomplete", client=client)
-    return [Architecture(run.bench.space.name, tuple(int(choice) for choice in row)) for row in rows]
+    return [Architecture(run.tools.space.name, tuple(int(choice) for choice in row)) for row in rows]
 
 
 def _part(data: ClientData, which: str) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedloom.assemble.simulation import Reopened
+from fedloom.assemble import Reopened
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.seeds import rng
@@ -62,14 +62,14 @@ class Gain:
         if self.start == "personal":
             return found
         shared = self._shared()
-        plain = self.run.bench.supernet.plain
+        plain = self.run.tools.supernet.plain
         return {client: Network(one.architecture, plain(shared, one.architecture)) for client, one in found.items()}
 
     def _shared(self) -> Weights:
         weights = getattr(self.run.state(), "weights", {})
-        if set(weights) != set(self.run.bench.supernet.shapes):
+        if set(weights) != set(self.run.tools.supernet.shapes):
             raise InvalidConfig(f"{self.run.settings.method} has no shared supernet at its server. Use --start personal")
-        return self.run.bench.tensors(weights)
+        return self.run.tools.tensors(weights)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -132,19 +132,19 @@ class Gain:
 
     def _tuned(self, client: str, network: Network) -> float:
         """p_ij: the best epoch's accuracy. The order of images is the client's, the same for all architectures."""
-        bench, data = self.run.bench, self.run.federation.data_of(client)
+        tools, data = self.run.tools, self.run.federation.data_of(client)
         best: list[tuple[tuple[float, float], float]] = []  # rank on the selecting data, test accuracy
 
         def look(weights: Weights) -> None:
-            statistics = bench.scorer.calibrate(weights, network.architecture, data.train)
-            rank = bench.scorer.score_network(weights, network.architecture, statistics, bench.selecting(data)).rank
+            statistics = tools.scorer.calibrate(weights, network.architecture, data.train)
+            rank = tools.scorer.score_network(weights, network.architecture, statistics, tools.selecting(data)).rank
             if not best or rank < best[0][0]:
-                best[:] = [(rank, bench.scorer.score_network(weights, network.architecture, statistics, data.test).accuracy)]
+                best[:] = [(rank, tools.scorer.score_network(weights, network.architecture, statistics, data.test).accuracy)]
 
         look(network.weights)
         rates = [falling(self.rate, epoch / self.epochs, "cosine") for epoch in range(self.epochs)]
         draw = rng(self.run.settings.seed, "gain", client)
-        bench.trainer.train_network(network.weights, network.architecture, data.train, rates, draw, after_epoch=look)
+        tools.trainer.train_network(network.weights, network.architecture, data.train, rates, draw, after_epoch=look)
         return best[0][1]
 
 
@@ -167,7 +167,7 @@ def _network(run: Reopened, client: str) -> Network:
     _, facts = load_model(path)  # refuses what is missing, damaged or does not fit
     arrays, _ = read_arrays(path)
     measured = ("running_mean", "running_var")  # statistics, which are measured anew
-    weights: dict[str, Tensor] = run.bench.tensors({name: array for name, array in arrays.items() if not name.endswith(measured)})
+    weights: dict[str, Tensor] = run.tools.tensors({name: array for name, array in arrays.items() if not name.endswith(measured)})
     architecture = Architecture.parse(facts["architecture"])
-    run.bench.supernet.space.check(architecture)
+    run.tools.supernet.space.check(architecture)
     return Network(architecture, weights)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedloom.assemble.simulation import Reopened
+from fedloom.assemble import Reopened
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.hardware import Hardware, assigned
 from fedloom.core.result import LedgerEntry

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedloom.assemble.simulation import Reopened
+from fedloom.assemble import Reopened
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Report
@@ -80,25 +80,25 @@ def _newcomers(run: Reopened, clients: int, seed: int) -> tuple[int, Federation,
         raise InvalidConfig(f"{what}. A site joins with `fedloom join newcomers.safetensors --site SITE.toml`", key="data.name")
     place = derive_seed(settings.seed, "newcomers", seed)
     split = make_split(replace(settings.split, test=0.0), dataset.train.labels, dataset.test.labels, clients, place)
-    federation = Federation(dataset, split, run.bench.device)
+    federation = Federation(dataset, split, run.tools.device)
     return place, federation, {name.replace("client", "newcomer"): name for name in federation.names}
 
 
 def with_policies(run: Reopened, clients: int, rounds: int, seed: int, progress: Callable[[int, float, float], None]) -> Joined:
     """Newcomers of PerFedRLNAS. progress: round, mean accuracy, spread."""
-    bench = run.bench
+    tools = run.tools
     method: Any = run.method
     place, federation, names = _newcomers(run, clients, seed)
     state = replace(run.state(), round=0, seed=place, policies={}, visits={}, accuracies={}, memories={})
-    weights = bench.tensors(dict(state.weights))
+    weights = tools.tensors(dict(state.weights))
 
     def tried(architecture: Any, name: str) -> tuple[float, float]:
         """Accuracy that is reported, and on test data."""
         data = federation.data_of(names[name])
-        plain = bench.supernet.plain(weights, architecture)
-        statistics = bench.scorer.calibrate(plain, architecture, data.train)
-        parts = (bench.selecting(data), data.test)
-        reported, tested = (bench.scorer.score_network(plain, architecture, statistics, part).accuracy for part in parts)
+        plain = tools.supernet.plain(weights, architecture)
+        statistics = tools.scorer.calibrate(plain, architecture, data.train)
+        parts = (tools.selecting(data), data.test)
+        reported, tested = (tools.scorer.score_network(plain, architecture, statistics, part).accuracy for part in parts)
         return reported, tested
 
     course = []

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedloom.analyses.newcomers import check_method
-from fedloom.assemble.simulation import Reopened
+from fedloom.assemble import Reopened
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
 from fedloom.maths import policy
@@ -56,7 +56,7 @@ def policy_likeness(run: Reopened, seed: int = 0) -> PolicyLikeness:
     clients = [name for name in federation.names if name in known]
     if len(clients) < FEWEST:
         raise InvalidConfig(f"{run.store.folder} has policies of {len(clients)} clients; comparing pairs needs {FEWEST}. Run more rounds")
-    sizes, classes = run.bench.space.sizes, run.bench.space.image.classes
+    sizes, classes = run.tools.space.sizes, run.tools.space.image.classes
     labels = [federation.data_of(name).train.labels.cpu().numpy() for name in clients]
     divergence = divergences([np.bincount(own, minlength=classes) for own in labels])
     alike = likenesses([policy.probabilities(known[name][0], sizes) for name in clients])

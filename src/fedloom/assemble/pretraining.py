@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedloom import config
-from fedloom.assemble.simulation import usable_device
+from fedloom.assemble.environment import usable_device
 from fedloom.config import space_settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig, InvalidData

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedloom.analyses.costs import MEASURING, SMALL, Costs, Spread, costs
 from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, Source, check_run, compare
-from fedloom.assemble.simulation import Reopened, reopen_run
+from fedloom.assemble import Reopened, reopen_run
 from fedloom.commands import analyse_rounds
 from fedloom.commands.terminal import PrintJson, RunFolder, console, say, write_analysis
 from fedloom.generator.files import load_generator
@@ -63,8 +63,8 @@ for command in (analyse_rounds.pace, analyse_rounds.phases, analyse_rounds.memor
 
 def generator_of(run: Reopened) -> Source:
     """The generator that the run's settings name."""
-    own, bench = run.settings.components["perfedsde"], run.bench
-    return load_generator(bench.supernet.space, own.generator_file, own.features, bench.device, own.sampler, own.steps)
+    own, tools = run.settings.components["perfedsde"], run.tools
+    return load_generator(tools.supernet.space, own.generator_file, own.features, tools.device, own.sampler, own.steps)
 
 
 # -- figure 3 ------------------------------------------------------------------------------------

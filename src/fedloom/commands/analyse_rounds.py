@@ -17,7 +17,7 @@ from fedloom.analyses.pace import pace as pace_of
 from fedloom.analyses.phases import Stage, beginnings
 from fedloom.analyses.phases import phases as phases_of
 from fedloom.analyses.policies import policy_likeness
-from fedloom.assemble.simulation import reopen_run, saved_settings
+from fedloom.assemble import reopen_run, saved_settings
 from fedloom.commands.terminal import PrintJson, RunFolder, check_finite, console, say, write_analysis
 from fedloom.engine.store import Store
 from fedloom.report.plots import Panel, plot_lines

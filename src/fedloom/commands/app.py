@@ -22,9 +22,7 @@ from fedloom.commands.spaces import list_, space
 from fedloom.core.errors import FedloomError
 
 typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__)
 app.add_typer(analyse.app, name="analyse")
 app.command(epilog=settings_help())(run)
 for command in (resume, compare, show, report, gain, join, serve, site, certs, space, generate, export, predict, draw):

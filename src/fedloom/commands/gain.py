@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedloom.analyses.gain import EPOCHS, gain_of
-from fedloom.assemble.simulation import reopen_run
+from fedloom.assemble import reopen_run
 from fedloom.commands.terminal import PrintJson, RunFolder, check_finite, console, say
 from fedloom.core.errors import Interrupted
 from fedloom.files import write_file

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedloom import config
-from fedloom.assemble.simulation import saved_settings
+from fedloom.assemble import saved_settings
 from fedloom.commands.terminal import Plugins, say
 from fedloom.config import space_settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData

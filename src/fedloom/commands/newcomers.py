@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedloom.analyses.newcomers import check_run, with_personal_models, with_policies
-from fedloom.assemble.simulation import reopen_run
+from fedloom.assemble import reopen_run
 from fedloom.commands.terminal import say, write_analysis
 from fedloom.core.result import mean_and_std
 from fedloom.engine.newcomers import ROUNDS

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedloom import config
-from fedloom.assemble.simulation import free_folder, new_run, resume_run, saved_settings
+from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
 from fedloom.commands.terminal import console, say, source_and_changes
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig
 from fedloom.core.registry import did_you_mean

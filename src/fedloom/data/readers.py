@@ -325,9 +325,9 @@ class DataSettings:
     """Which data set, and where it lies."""
 
     name: str = setting("digits", "the data set", choices=DATASETS)
-    folder: str = setting("data", "where data sets lie on disk")
+    folder: str = setting("data", "where data sets lie on disk", path=True)
     image_size: int = setting(32, "side in pixels that images of folder and sites are resized to", low=8, high=1024)
-    server: str = setting("", "sites: a folder of images without labels that the server has, for methods that need some")
+    server: str = setting("", "sites: a folder of images without labels that the server has, for methods that need some", path=True)
 
 
 def read(settings: DataSettings) -> Dataset:

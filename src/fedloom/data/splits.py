@@ -265,6 +265,13 @@ class Federation(Private):
         test = train if split.own_tests else _on_device(dataset.test.images, dataset.test.labels, self.device)
         self._pools = {"train": train, "validation": train, "test": test}
 
+    @property
+    def images(self) -> dict[str, tuple[int, int]]:
+        """client -> how many training and test images it has."""
+        return {
+            name: (len(self.split.part("train", client)), len(self.split.part("test", client))) for name, client in self._number_of.items()
+        }
+
     def data_of(self, name: str) -> ClientData:
         """A client's own examples, copied out of the pools."""
         if name not in self._number_of:

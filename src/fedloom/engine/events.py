@@ -38,16 +38,19 @@ class Event:
         except (ValueError, TypeError):
             return None
 
+    @property
+    def outcome(self) -> str:
+        """Of a round, in words."""
+        late = f"{self.late} of them too late" if self.late else ""
+        accuracy = "" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
+        return ", ".join(filter(None, [f"{self.participants} clients", late, accuracy]))
+
     def sentence(self) -> str:
         """The event in words; nothing where there is nothing to say."""
-        accuracy = "" if self.accuracy is None else f"{self.accuracy:.1%}"
         if self.kind == "model":
-            return f"personal model {self.models} ({self.client}) {accuracy}".rstrip()
+            return f"personal model {self.models} ({self.client})" + ("" if self.accuracy is None else f" {self.accuracy:.1%}")
         if self.kind == "round":
-            late = f"{self.late} of them too late" if self.late else ""
-            parts = [f"{self.participants} clients", late, accuracy and f"accuracy {accuracy}"]
-            left = f"about {self.seconds_left:.0f} s of rounds left"
-            return f"round {self.done}/{self.rounds}: {', '.join(filter(None, [*parts, left]))}"
+            return f"round {self.done}/{self.rounds}: {self.outcome}, about {self.seconds_left:.0f} s of rounds left"
         models = f" and {self.models} personal models" if self.models else ""
         return f"going on after round {self.done} of {self.rounds}{models}" if self.done else ""
 

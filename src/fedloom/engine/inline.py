@@ -11,7 +11,7 @@ from fedloom.core.client_site import ClientData
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Method
 from fedloom.core.settings import setting
-from fedloom.engine.visit import Books, visit
+from fedloom.engine.visit import ClientRecords, visit
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class InlineLink:
         method: Method[Any],
         clients: Sequence[str],
         data_of: Callable[[str], ClientData],
-        books: Books,
+        records: ClientRecords,
         stage: Callable[[str, str], None] | None = None,
     ) -> None:
         """stage: told of every stage (client, stage) that begins."""
-        self._method, self._clients, self._data_of, self._books, self._stage = method, clients, data_of, books, stage
+        self._method, self._clients, self._data_of, self._records, self._stage = method, clients, data_of, records, stage
 
     def clients(self) -> Sequence[str]:
         return self._clients
@@ -47,5 +47,5 @@ class InlineLink:
 
     def _visit(self, instruction: Instruction) -> Report | None:
         entered = partial(self._stage, instruction.client) if self._stage else None
-        visited = visit(self._method, instruction, self._data_of(instruction.client), *self._books.before(instruction), entered)
-        return self._books.keep(instruction, visited)
+        visited = visit(self._method, instruction, self._data_of(instruction.client), *self._records.before(instruction), entered)
+        return self._records.keep(instruction, visited)

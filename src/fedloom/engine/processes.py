@@ -25,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 from fedloom.core.errors import ClientFailed, FedloomError, one_line
 from fedloom.core.messages import Arrays, Instruction, Report, frozen
 from fedloom.core.settings import setting
-from fedloom.engine.visit import Books, Simulation, Visited, visit
+from fedloom.engine.visit import ClientRecords, Simulation, Visited, visit
 
 Place = tuple[Path, tuple[str, ...]]  # a file with arrays, and their names in order
 
@@ -58,9 +58,9 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
 
 class ProcessesLink:
     def __init__(
-        self, clients: Sequence[str], books: Books, workers: Sequence[Connection], stage: Callable[[str, str], None] | None = None
+        self, clients: Sequence[str], records: ClientRecords, workers: Sequence[Connection], stage: Callable[[str, str], None] | None = None
     ) -> None:
-        self._clients, self._books, self._workers, self._stage = clients, books, workers, stage
+        self._clients, self._records, self._workers, self._stage = clients, records, workers, stage
         self.at_once = len(workers)
 
     def clients(self) -> Sequence[str]:
@@ -92,13 +92,12 @@ class ProcessesLink:
                 elif self._stage:
                     self._stage(client, word)
             while len(reports) in visits:
-                reports.append(self._books.keep(instructions[len(reports)], visits.pop(len(reports))))
+                reports.append(self._records.keep(instructions[len(reports)], visits.pop(len(reports))))
         return [report for report in reports if report is not None]
-
 
     def _task(self, instruction: Instruction, places: Mapping[int, Place]) -> tuple[Any, ...]:
         lying = {name: places[id(group)] for name, group in instruction.arrays.items()}
-        return replace(instruction, arrays={}), lying, *self._books.before(instruction)
+        return replace(instruction, arrays={}), lying, *self._records.before(instruction)
 
 
 @contextmanager

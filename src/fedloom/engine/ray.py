@@ -20,7 +20,7 @@ from fedloom.core.errors import ClientFailed, FedloomError, InvalidConfig, one_l
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.settings import setting
-from fedloom.engine.visit import Books, Simulation, Visited, visit
+from fedloom.engine.visit import ClientRecords, Simulation, Visited, visit
 
 ENVIRONMENT = {  # before Ray is imported
     "RAY_USAGE_STATS_ENABLED": "0",  # tells nobody
@@ -57,9 +57,9 @@ class Worker:
 
 class RayLink:
     def __init__(
-        self, clients: Sequence[str], books: Books, workers: Sequence[Any], stage: Callable[[str, str], None] | None = None
+        self, clients: Sequence[str], records: ClientRecords, workers: Sequence[Any], stage: Callable[[str, str], None] | None = None
     ) -> None:
-        self._clients, self._books, self._workers, self._stage = clients, books, workers, stage
+        self._clients, self._records, self._workers, self._stage = clients, records, workers, stage
         self.at_once = len(workers)
 
     def clients(self) -> Sequence[str]:
@@ -79,14 +79,14 @@ class RayLink:
             stored = {name: references[id(group)] for name, group in instruction.arrays.items()}
             if self._stage:  # which one, only the worker knows
                 self._stage(instruction.client, "at a worker")
-            return worker.visit.remote(replace(instruction, arrays={}), stored, *self._books.before(instruction))
+            return worker.visit.remote(replace(instruction, arrays={}), stored, *self._records.before(instruction))
 
         answers = ActorPool(list(self._workers)).map(send, instructions)  # in the order of the instructions
         reports = []
         for instruction in instructions:
             with understood(instruction.client):
                 visited = next(answers)
-            reports.append(self._books.keep(instruction, visited))
+            reports.append(self._records.keep(instruction, visited))
         return [report for report in reports if report is not None]
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import DamagedRun
 from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, Ledger, LedgerEntry, RunResult
 from fedloom.engine.loop import Link, run_rounds, say_farewell
 from fedloom.engine.store import Spent, Store
+from fedloom.spaces.base import SearchSpace
 
 
 class Watcher(Protocol):
@@ -34,7 +37,8 @@ class Run:
     rounds: int
     seed: int
     facts: dict[str, Any]  # method, space, dataset, protocol, environment: what the result says of the run
-    describe_client: Callable[[LedgerEntry], ClientResult]
+    space: SearchSpace  # of the clients' architectures
+    images: Mapping[str, tuple[int, int]]  # client -> its training and test images; empty on a server, which knows of none
     checkpoint_every: int = 1
     ledger: Ledger = field(default_factory=Ledger)
     waiting: list[LedgerEntry] = field(default_factory=list)  # entries not yet in the ledger file
@@ -104,10 +108,29 @@ class Run:
 
     def _result(self, round: int, finished: bool, spent: Spent) -> RunResult:
         known = [entry for entry in self.ledger.final.values() if entry.architecture]  # a server knows of none
-        clients = tuple(self.describe_client(entry) for entry in sorted(known, key=lambda entry: entry.client))
+        clients = tuple(describe_client(entry, self.space, self.images) for entry in sorted(known, key=lambda entry: entry.client))
         facts = dict(self.facts)
         if spent.remark:
             facts["environment"] = {**facts["environment"], "seconds": spent.remark}
         return RunResult(
             rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=spent.seconds, seed=self.seed, **facts
         )
+
+
+def describe_client(entry: LedgerEntry, space: SearchSpace, images: Mapping[str, tuple[int, int]]) -> ClientResult:
+    """A client's line in the result, from its final participation."""
+    if entry.client not in images:
+        raise DamagedRun(f"ledger.jsonl names {entry.client}, of whom nothing is known here")
+    if entry.test_accuracy is None or entry.validation_accuracy is None:
+        raise DamagedRun("ledger.jsonl holds a final participation without accuracies")
+    cost = space.cost(Architecture.parse(entry.architecture))
+    return ClientResult(
+        name=entry.client,
+        test_accuracy=entry.test_accuracy,
+        validation_accuracy=entry.validation_accuracy,
+        architecture=entry.architecture,
+        parameters=cost.parameters,
+        macs=cost.macs,
+        train_examples=images[entry.client][0],
+        test_examples=images[entry.client][1],
+    )

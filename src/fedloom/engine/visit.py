@@ -1,4 +1,4 @@
-"""One participation of one simulated client: the visit, wherever it takes place, and the books that are kept of it."""
+"""One participation of one simulated client: the visit, wherever it takes place, and the records that are kept of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def visit(
     return Visited(answer, site.clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
 
 
-class Books:
+class ClientRecords:
     """Between rounds a client's memory and model lie on disk; a simulator also writes down what clients keep to themselves."""
 
     def __init__(

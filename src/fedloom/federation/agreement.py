@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import config
-from fedloom.config import COMPONENT_PATHS, ENGINES, RunSettings, Settings
+from fedloom.config import ENGINES, RunSettings, Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.hardware import HardwareSettings
 from fedloom.core.settings import setting
@@ -41,10 +41,10 @@ class ServerSettings:
     """The table [server], which only the server reads; paths are relative to the file."""
 
     address: str = setting("127.0.0.1:9092", "where sites reach it: HOST:PORT; 0.0.0.0:PORT listens on every network of the machine")
-    certificate: str = setting("server.pem", "its certificate, which the sites' authority has signed")
-    key: str = setting("server-key.pem", "the certificate's key")
-    sites: str = setting("sites", "a folder with the public key of every site, SITE.pub")
-    folder: str = setting("", "where the run is kept; empty is runs/NAME of the federation")
+    certificate: str = setting("server.pem", "its certificate, which the sites' authority has signed", path=True)
+    key: str = setting("server-key.pem", "the certificate's key", path=True)
+    sites: str = setting("sites", "a folder with the public key of every site, SITE.pub", path=True)
+    folder: str = setting("", "where the run is kept; empty is runs/NAME of the federation", path=True)
     round: RoundSettings = field(default_factory=RoundSettings)
 
 
@@ -71,13 +71,13 @@ class Agreement:
 class SiteSettings:
     """SITE.toml; paths are relative to the file."""
 
-    federation: str = setting("federation.toml", "the file that all members have")
+    federation: str = setting("federation.toml", "the file that all members have", path=True)
     name: str = setting("", "of this site, as the federation knows it")
     server: str = setting("127.0.0.1:9092", "where the server is: HOST:PORT")
-    authority: str = setting("ca.pem", "the certificate of the authority that signed the server's")
-    key: str = setting("key.pem", "this site's private key, which stays here")
-    images: str = setting("images", "this site's images: class folders, or train/ and test/ of class folders")
-    folder: str = setting("fedloom-site", "where its memory, its model and the log of what left are kept")
+    authority: str = setting("ca.pem", "the certificate of the authority that signed the server's", path=True)
+    key: str = setting("key.pem", "this site's private key, which stays here", path=True)
+    images: str = setting("images", "this site's images: class folders, or train/ and test/ of class folders", path=True)
+    folder: str = setting("fedloom-site", "where its memory, its model and the log of what left are kept", path=True)
     device: str = setting("auto", "where it trains: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
     threads: int = setting(
         0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0, high=1024
@@ -99,19 +99,17 @@ def read_agreement(path: Path) -> Agreement:
     settings = config.from_table({"participants": len(members.sites), **table, "clients": len(members.sites)})
     _check_real(path, settings)
     folder = path.absolute().parent
-    data = replace(settings.data, server=_beside(folder, settings.data.server))
-    settings = replace(settings, data=data, weights=_beside(folder, settings.weights))
-    places: dict[str, Any] = {key: _beside(folder, getattr(server, key)) for key in ("certificate", "key", "sites", "folder")}
-    return Agreement(members, settings, replace(server, **places), _digest(members, settings))
+    digest = _digest(members, settings)
+    settings, server = (config.map_paths(own, lambda path: path and str(folder / path)) for own in (settings, server))
+    return Agreement(members, settings, server, digest)
 
 
 def read_site(path: Path) -> SiteSettings:
     site: SiteSettings = config.fill(SiteSettings, config.read_toml(path))
     if not NAME.fullmatch(site.name):
         raise InvalidConfig(f"{path}: name must be this site's name in the federation, got {site.name!r}", key="name")
-    folder = path.absolute().parent
-    places: dict[str, Any] = {key: _beside(folder, getattr(site, key)) for key in ("federation", "authority", "key", "images", "folder")}
-    return replace(site, **places)
+    found: SiteSettings = config.map_paths(site, lambda own: own and str(path.absolute().parent / own))
+    return found
 
 
 def keep_to(agreement: Agreement, folder: Path, used: bool, key: str) -> None:
@@ -157,25 +155,12 @@ def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return own
 
 
-def _beside(folder: Path, path: str) -> str:
-    return str(folder / path) if path else ""
-
-
 def _digest(members: Members, settings: Settings) -> str:
     """Of all that must be the same everywhere: not of paths, machines and engines."""
-    components = {name: asdict(own) for name, own in settings.components.items() if name not in ENGINES}
-    for key in COMPONENT_PATHS:
-        name, _, item = key.partition(".")
-        components[name][item] = bool(components[name][item])
-    same = replace(
-        settings,
-        engine="",
-        plugins=(),
-        weights="",
-        components={},
-        run=RunSettings(),
-        data=replace(settings.data, folder="", server=""),
-    )
+    neutral = config.map_paths(settings, bool)  # that there is one may matter, which one is a member's own business
+    components = {name: asdict(own) for name, own in neutral.components.items() if name not in ENGINES}
+    data = replace(settings.data, folder="", server="")
+    same = replace(settings, engine="", plugins=(), weights="", components={}, run=RunSettings(), data=data)
     content = {"members": asdict(members), "settings": asdict(same), "components": components, "plugins": _contents(settings.plugins)}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

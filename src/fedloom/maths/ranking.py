@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 Matrix = npt.NDArray[np.float64]  # (n, n)
 
+
 def ranks(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """(n,) from 1 for the smallest to n; equal values share the mean of their ranks.
 

@@ -18,7 +18,7 @@ from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths.averaging import WHOLE
 from fedloom.methods.base import METHODS
-from fedloom.training.bench import Bench
+from fedloom.training.tools import Tools
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FedAvgState:
 @dataclass(frozen=True)
 class FedAvg:
     settings: FedAvgSettings
-    bench: Bench
+    tools: Tools
 
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared network", like="weights"),
@@ -48,11 +48,11 @@ class FedAvg:
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> FedAvgState:
-        architecture = self.bench.space.find(self.settings.architecture, rng(seed, "architecture"))
-        return FedAvgState(0, seed, architecture.id, frozen(self.bench.initial_network(seed, architecture)))
+        architecture = self.tools.space.find(self.settings.architecture, rng(seed, "architecture"))
+        return FedAvgState(0, seed, architecture.id, frozen(self.tools.initial_network(seed, architecture)))
 
     def plan(self, state: FedAvgState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
         return [self._instruct(state, client, TRAIN) for client in drawn]
 
     def absorb(self, state: FedAvgState, reports: Sequence[Report]) -> FedAvgState:
@@ -64,7 +64,7 @@ class FedAvg:
         return replace(state, round=state.round + 1, weights=frozen(weights))
 
     def finished(self, state: FedAvgState) -> bool:
-        return state.round >= self.bench.rounds
+        return state.round >= self.tools.rounds
 
     def farewell(self, state: FedAvgState, client: str) -> Instruction:
         return self._instruct(state, client, FINISH)
@@ -75,16 +75,16 @@ class FedAvg:
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        bench = self.bench
+        tools = self.tools
         architecture = Architecture.parse(str(instruction.facts["architecture"]))
-        received = bench.tensors(instruction.arrays["weights"])
+        received = tools.tensors(instruction.arrays["weights"])
         if instruction.action == FINISH:
-            model, diary = bench.personalise(site, architecture, received, instruction.seed)
+            model, diary = tools.personalise(site, architecture, received, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
         with site.clock("train"):
-            rates = bench.rates(instruction.round, bench.training.epochs)
-            trained = bench.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
-            update = bench.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
-        diary, _ = bench.test(site, architecture, trained.weights, trained.macs)
+            rates = tools.rates(instruction.round, tools.training.epochs)
+            trained = tools.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
+            update = tools.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
+        diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
         return Answer(report, diary=diary)

@@ -43,8 +43,8 @@ from fedloom.search.forest import fit_forest
 from fedloom.search.guided import Found, GuidedSearch, Scores
 from fedloom.spaces.budget import Bounded, Limit, macs_by_data
 from fedloom.supernets.base import Weights
-from fedloom.training.bench import Bench
 from fedloom.training.local import Teacher, Trainer
+from fedloom.training.tools import Tools
 
 KNOWLEDGE, SEARCH, SUBNET = "knowledge", "search", "subnet"  # what a client gets: the knowledge model, the supernet to search, its own part
 
@@ -97,7 +97,7 @@ class HapfnasState:
 @dataclass(frozen=True)
 class Hapfnas:
     settings: HapfnasSettings
-    bench: Bench
+    tools: Tools
 
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the knowledge model, later in the client's subnet", like="weights", part=True),
@@ -108,15 +108,15 @@ class Hapfnas:
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> HapfnasState:
         self._images()  # refuses to start without
-        if self.settings.macs and isinstance(self.bench.space, Bounded):
+        if self.settings.macs and isinstance(self.tools.space, Bounded):
             raise InvalidConfig("hapfnas.macs and budget.* both limit what clients may have. Set one of them", key="hapfnas.macs")
         for limit in self.settings.macs:
             self._within(limit)  # refuses limits that nothing keeps
-        knowledge, supernet = self.bench.initial_network(seed, self._smallest), self.bench.initial_supernet(seed)
+        knowledge, supernet = self.tools.initial_network(seed, self._smallest), self.tools.initial_supernet(seed)
         return HapfnasState(0, seed, frozen(knowledge), frozen(supernet), {}, {})
 
     def plan(self, state: HapfnasState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
         if state.round < self.supernet_rounds:
             return [self._message(state, client, TRAIN, KNOWLEDGE, self._smallest, state.knowledge) for client in drawn]
         return [self._instruct(state, client, TRAIN) for client in drawn]
@@ -135,18 +135,18 @@ class Hapfnas:
         return replace(after, architectures=frozen({**state.architectures, **found}), supernet=self._averaged(state, reports, counts))
 
     def finished(self, state: HapfnasState) -> bool:
-        return state.round >= self.bench.rounds
+        return state.round >= self.tools.rounds
 
     def farewell(self, state: HapfnasState, client: str) -> Instruction:
         return self._instruct(state, client, FINISH)
 
     @property
     def supernet_rounds(self) -> int:
-        return max(1, round(self.settings.supernet_share * self.bench.rounds))
+        return max(1, round(self.settings.supernet_share * self.tools.rounds))
 
     @property
     def _smallest(self) -> Architecture:
-        return self.bench.space.named["smallest"]
+        return self.tools.space.named["smallest"]
 
     def _instruct(self, state: HapfnasState, client: str, action: str) -> Instruction:
         """The client's own part; the whole supernet to one that has not searched. At the end a part is a network of its own."""
@@ -155,8 +155,8 @@ class Hapfnas:
             numbers = [int(count) for count in state.examples.values()]
             facts = {"fewest": min(numbers, default=0), "most": max(numbers, default=0)}
             return self._message(state, client, action, SEARCH, self._smallest, state.supernet, **facts)
-        architecture = self.bench.space.canonical(known)
-        cut = self.bench.network_of if action == FINISH else self.bench.part_of
+        architecture = self.tools.space.canonical(known)
+        cut = self.tools.network_of if action == FINISH else self.tools.part_of
         return self._message(state, client, action, SUBNET, architecture, cut(state.supernet, architecture))
 
     def _message(
@@ -168,7 +168,7 @@ class Hapfnas:
 
     # -- what the server learns -------------------------------------------------
     def _images(self) -> ServerImages:
-        images = self.bench.server
+        images = self.tools.server
         if images is None or len(images) < 2:
             raise InvalidConfig(
                 "hapfnas distils on images that the server holds, and it has none. Set split.server=0.1 (of sites: data.server)",
@@ -178,50 +178,50 @@ class Hapfnas:
 
     def _taught(self, state: HapfnasState, models: Sequence[Arrays], counts: Sequence[float]) -> Arrays:
         """The supernet after lessons from these knowledge models. Sandwich rule: the largest subnet learns from them, others from it."""
-        bench, own, space = self.bench, self.settings, self.bench.space
+        tools, own, space = self.tools, self.settings, self.tools.space
 
         def sandwich(draw: np.random.Generator) -> list[Architecture]:
             return [space.named["largest"], self._smallest, *(space.sample(draw) for _ in range(own.random_subnets))]
 
-        rates = bench.rates(state.round, own.distil_epochs, self.supernet_rounds, own.distil_rate)
-        teacher, weights, draw = self._teacher(models, counts), bench.tensors(state.supernet), rng(state.seed, state.round, "distil")
-        taught = bench.arrays(bench.trainer.distil(weights, teacher, sandwich, self._images(), rates, draw))
+        rates = tools.rates(state.round, own.distil_epochs, self.supernet_rounds, own.distil_rate)
+        teacher, weights, draw = self._teacher(models, counts), tools.tensors(state.supernet), rng(state.seed, state.round, "distil")
+        taught = tools.arrays(tools.trainer.distil(weights, teacher, sandwich, self._images(), rates, draw))
         if not all(np.isfinite(array).all() for array in taught.values()):
             raise InvalidConfig(f"The supernet diverged after round {state.round}. Lower hapfnas.distil_rate", key="hapfnas.distil_rate")
         return frozen(taught)
 
     def _teacher(self, models: Sequence[Arrays], counts: Sequence[float]) -> Teacher:
         """The mean of the models' logits, weighted by examples; their statistics are those of the server's images."""
-        bench = self.bench
-        members = [bench.tensors(model) for model in models]
-        statistics = [bench.scorer.calibrate(member, self._smallest, self._images()) for member in members]
+        tools = self.tools
+        members = [tools.tensors(model) for model in models]
+        statistics = [tools.scorer.calibrate(member, self._smallest, self._images()) for member in members]
 
         @torch.no_grad()
         def teach(images: Tensor) -> Tensor:
             known = zip(members, statistics, strict=True)
-            return ensemble([bench.supernet.forward(images, member, self._smallest, own) for member, own in known], counts)
+            return ensemble([tools.supernet.forward(images, member, self._smallest, own) for member, own in known], counts)
 
         return teach
 
     def _averaged(self, state: HapfnasState, reports: Sequence[Report], counts: Sequence[float]) -> Arrays:
         """heteroFedAvg: since all began with the same entries, the mean of trained entries is the entry plus the mean of updates."""
         updates = [(self._checked(report), report.arrays["update"]) for report in reports]
-        return frozen(self.bench.combined(state.supernet, updates, counts, averaging.coverage))
+        return frozen(self.tools.combined(state.supernet, updates, counts, averaging.coverage))
 
     def _checked(self, report: Report) -> Architecture:
-        architecture = Architecture(self.bench.space.name, tuple(report.arrays["architecture"]["choices"].tolist()))
+        architecture = Architecture(self.tools.space.name, tuple(report.arrays["architecture"]["choices"].tolist()))
         try:
-            self.bench.space.check(architecture)
+            self.tools.space.check(architecture)
         except InvalidArchitecture as error:
             raise BadReport(f"{report.client}, round {report.round}: {error}", client=report.client) from error
         return architecture
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        bench, data, final = self.bench, site.data, instruction.action == FINISH
+        tools, data, final = self.tools, site.data, instruction.action == FINISH
         task = str(instruction.facts["task"])
-        own: Weights = bench.tensors(instruction.arrays["weights"])
-        architecture = bench.space.canonical(instruction.arrays["architecture"]["choices"])
+        own: Weights = tools.tensors(instruction.arrays["weights"])
+        architecture = tools.space.canonical(instruction.arrays["architecture"]["choices"])
         notes, scored = {"knowledge": float(task == KNOWLEDGE)}, 0
         if task == SEARCH:
             with site.clock("search"):
@@ -230,33 +230,33 @@ class Hapfnas:
                 found = self._search(space, site, own, rng(instruction.seed, "search"))
             architecture, scored = found.architecture, found.scored
             notes |= _notes(found, space)
-            own = (bench.supernet.plain if final else bench.supernet.take)(own, architecture)
+            own = (tools.supernet.plain if final else tools.supernet.take)(own, architecture)
         if final:
-            model, diary = bench.personalise(site, architecture, own, instruction.seed)
+            model, diary = tools.personalise(site, architecture, own, instruction.seed)
             diary = replace(diary, evaluated_architectures=scored, notes=notes)
             return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
         with site.clock("train"):
             rates = self._rates(instruction.round, knowledge=task == KNOWLEDGE)
             trained = self._trainer.train_network(own, architecture, data.train, rates, rng(instruction.seed, "train"))
-        update = bench.arrays({name: tensor - own[name] for name, tensor in trained.weights.items()})
-        diary, _ = bench.test(site, architecture, trained.weights, trained.macs)
+        update = tools.arrays({name: tensor - own[name] for name, tensor in trained.weights.items()})
+        diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         arrays = {"update": update, "architecture": _choices(architecture)}
         report = Report(instruction.client, instruction.round, arrays, {"examples": len(data.train)})
         return Answer(report, diary=replace(diary, evaluated_architectures=scored, notes=notes))
 
     @cached_property
     def _trainer(self) -> Trainer:
-        return Trainer(self.bench.supernet, self.bench.training, self.bench.pixels, balanced_softmax)
+        return Trainer(self.tools.supernet, self.tools.training, self.tools.pixels, balanced_softmax)
 
     def _rates(self, round: int, knowledge: bool) -> list[float]:
         """The rate falls once over the supernet rounds, and once more over the training rounds."""
-        first, epochs = self.supernet_rounds, self.bench.training.epochs
-        return self.bench.rates(round, epochs, first) if knowledge else self.bench.rates(round - first, epochs, self.bench.rounds - first)
+        first, epochs = self.supernet_rounds, self.tools.training.epochs
+        return self.tools.rates(round, epochs, first) if knowledge else self.tools.rates(round - first, epochs, self.tools.rounds - first)
 
     # -- search -----------------------------------------------------------------
     def allowed(self, examples: int, fewest: int, most: int, tier: int = 0) -> Bounded:
         """What a client may have: the budget that is set, its tier's, or one by the size of its data among the clients'."""
-        space, limits = self.bench.space, self.settings.macs
+        space, limits = self.tools.space, self.settings.macs
         if isinstance(space, Bounded):
             return space
         if not limits:
@@ -264,15 +264,15 @@ class Hapfnas:
         return self._within(limits[tier % len(limits)])
 
     def _within(self, macs: float) -> Bounded:
-        space = self.bench.space.whole if isinstance(self.bench.space, Bounded) else self.bench.space
+        space = self.tools.space.whole if isinstance(self.tools.space, Bounded) else self.tools.space
         return Bounded(space, (Limit("macs", macs, lambda a: space.cost(a).macs, "multiply-accumulates", table="hapfnas"),))
 
     def _search(self, space: Bounded, site: ClientSite, supernet: Weights, draw: np.random.Generator) -> Found:
         """A score is minus the loss on validation data, with weights as they are in the supernet."""
-        bench, own = self.bench, self.settings
+        tools, own = self.tools, self.settings
 
         def score(architectures: Sequence[Architecture]) -> Scores:
-            scored = bench.scorer.score_subnets(supernet, architectures, bench.selecting(site.data), site.data.train)
+            scored = tools.scorer.score_subnets(supernet, architectures, tools.selecting(site.data), site.data.train)
             return {one.architecture: -one.score.loss for one in scored}
 
         sizes = (own.population, own.generations, own.mutation_size, own.crossover_size, own.mutation, own.finalists)

@@ -14,8 +14,8 @@ from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
-from fedloom.training.bench import Bench
 from fedloom.training.recipe import falling
+from fedloom.training.tools import Tools
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class LocalState:
 @dataclass(frozen=True)
 class Local:
     settings: LocalSettings
-    bench: Bench
+    tools: Tools
 
     uploads: ClassVar[Manifest] = {}
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> LocalState:
-        return LocalState(0, seed, self.bench.space.find(self.settings.architecture, rng(seed, "architecture")).id)
+        return LocalState(0, seed, self.tools.space.find(self.settings.architecture, rng(seed, "architecture")).id)
 
     def plan(self, state: LocalState, clients: Sequence[str]) -> list[Instruction]:
         return []
@@ -58,11 +58,11 @@ class Local:
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        bench, seed = self.bench, int(instruction.facts["seed"])
+        tools, seed = self.tools, int(instruction.facts["seed"])
         architecture = Architecture.parse(str(instruction.facts["architecture"]))
-        plain = bench.tensors(bench.initial_network(seed, architecture))
-        rates = [falling(bench.training.rate, e / self.settings.epochs, bench.training.schedule) for e in range(self.settings.epochs)]
+        plain = tools.tensors(tools.initial_network(seed, architecture))
+        rates = [falling(tools.training.rate, e / self.settings.epochs, tools.training.schedule) for e in range(self.settings.epochs)]
         with site.clock("train"):
-            trained = bench.trainer.train_network(plain, architecture, site.data.train, rates, rng(instruction.seed, "train"))
-        model, diary = bench.keep(site, architecture, trained.weights, trained.macs)
+            trained = tools.trainer.train_network(plain, architecture, site.data.train, rates, rng(instruction.seed, "train"))
+        model, diary = tools.keep(site, architecture, trained.weights, trained.macs)
         return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)

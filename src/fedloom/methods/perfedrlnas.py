@@ -36,8 +36,8 @@ from fedloom.maths import policy
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
 from fedloom.supernets.base import Weights
-from fedloom.training.bench import Bench
 from fedloom.training.peak import MeasuredPeak
+from fedloom.training.tools import Tools
 
 TRIES = 20  # draws before one over budget is reduced instead
 
@@ -80,7 +80,7 @@ class PerFedRLNASState:
 @dataclass(frozen=True)
 class PerFedRLNAS:
     settings: PerFedRLNASSettings
-    bench: Bench
+    tools: Tools
 
     @property
     def uploads(self) -> Manifest:
@@ -96,13 +96,13 @@ class PerFedRLNAS:
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> PerFedRLNASState:
-        if self.settings.memory == "measured" and self.bench.device.type != "cuda":
+        if self.settings.memory == "measured" and self.tools.device.type != "cuda":
             what = "perfedrlnas.memory=measured needs a GPU: on a CPU nothing says what one training took"
             raise InvalidConfig(f"{what}. Set perfedrlnas.memory=analytic", key="perfedrlnas.memory")
-        return PerFedRLNASState(0, seed, frozen(self.bench.initial_supernet(seed)), {}, {}, {}, {})
+        return PerFedRLNASState(0, seed, frozen(self.tools.initial_supernet(seed)), {}, {}, {}, {})
 
     def plan(self, state: PerFedRLNASState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
         return [self._instruct(state, client) for client in drawn]
 
     def absorb(self, state: PerFedRLNASState, reports: Sequence[Report]) -> PerFedRLNASState:
@@ -123,16 +123,16 @@ class PerFedRLNAS:
         return replace(state, policies=frozen(policies), visits=frozen(visits), accuracies=frozen(accuracies), memories=frozen(memories))
 
     def finished(self, state: PerFedRLNASState) -> bool:
-        return state.round >= self.bench.rounds
+        return state.round >= self.tools.rounds
 
     def farewell(self, state: PerFedRLNASState, client: str) -> Instruction:
         """The client's most likely architecture, as a network of its own."""
         architecture = self.chosen(state, client)
-        return self._message(state, client, FINISH, architecture, self.bench.network_of(state.weights, architecture))
+        return self._message(state, client, FINISH, architecture, self.tools.network_of(state.weights, architecture))
 
     def _instruct(self, state: PerFedRLNASState, client: str) -> Instruction:
         architecture = self.drawn(state, client)
-        return self._message(state, client, TRAIN, architecture, self.bench.part_of(state.weights, architecture))
+        return self._message(state, client, TRAIN, architecture, self.tools.part_of(state.weights, architecture))
 
     def _message(self, state: PerFedRLNASState, client: str, action: str, architecture: Architecture, weights: Arrays) -> Instruction:
         seed = derive_seed(state.seed, state.round, client)
@@ -142,38 +142,38 @@ class PerFedRLNAS:
     def _policy(self, state: PerFedRLNASState, client: str) -> np.ndarray:
         """(3, genes, widest); zeros, which draw uniformly, for a client that has none yet."""
         known = state.policies.get(client)
-        return np.stack([policy.uniform(self.bench.space.sizes)] * 3) if known is None else known
+        return np.stack([policy.uniform(self.tools.space.sizes)] * 3) if known is None else known
 
     def _usual(self, state: PerFedRLNASState) -> policy.Table:
         """Logits of the mean policy."""
-        sizes = self.bench.space.sizes
+        sizes = self.tools.space.sizes
         found = [policy.probabilities(known[0], sizes) for _, known in sorted(state.policies.items())]  # as in _mean
         return np.log(np.mean(found, 0) + policy.EPSILON) if found else policy.uniform(sizes)
 
     def drawn(self, state: PerFedRLNASState, client: str) -> Architecture:
         """What this round draws for a client; the same each time it is asked."""
-        logits, sizes = self._policy(state, client)[0], self.bench.space.sizes
+        logits, sizes = self._policy(state, client)[0], self.tools.space.sizes
         draw = rng(state.seed, state.round, client, "architecture")
         for _ in range(TRIES):
             chosen = policy.draw(logits, sizes, draw)
-            if self._fitting(chosen) == self.bench.space.canonical(chosen):
+            if self._fitting(chosen) == self.tools.space.canonical(chosen):
                 break
         return self._fitting(chosen)
 
     def chosen(self, state: PerFedRLNASState, client: str) -> Architecture:
         """The most likely architecture of a client."""
         logits = self._policy(state, client)[0] if client in state.policies else self._usual(state)
-        return self._fitting(policy.most_likely(logits, self.bench.space.sizes))
+        return self._fitting(policy.most_likely(logits, self.tools.space.sizes))
 
     def _fitting(self, chosen: policy.Genes) -> Architecture:
         """Within the budget, if there is one."""
-        space = self.bench.space
+        space = self.tools.space
         return space.decode(space.encode(space.canonical(chosen)))
 
     @np.errstate(over="ignore", invalid="ignore")  # refused below
     def _moved(self, known: np.ndarray, architecture: Architecture, reward: float, visit: int) -> np.ndarray:
         """One step of policy gradient ascent (Eq. 7)."""
-        space = self.bench.space
+        space = self.tools.space
         gradient = reward * policy.log_gradient(known[0], space.sizes, np.array(architecture.choices))
         gradient[~space.active(architecture.choices)] = 0.0
         change, moments = policy.adam(known[1:], gradient, visit, self.settings.rate)
@@ -203,25 +203,25 @@ class PerFedRLNAS:
         """The paper's: subnets padded to the supernet, every entry averaged over those that hold it, others unchanged."""
         updates = [(self.drawn(state, report.client), report.arrays["update"]) for report in reports]
         examples = [float(report.facts["examples"]) for report in reports]
-        return self.bench.combined(state.weights, updates, examples, AVERAGING[self.settings.averaging])
+        return self.tools.combined(state.weights, updates, examples, AVERAGING[self.settings.averaging])
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        bench = self.bench
+        tools = self.tools
         architecture = Architecture.parse(str(instruction.facts["architecture"]))
-        received = bench.tensors(instruction.arrays["weights"])
+        received = tools.tensors(instruction.arrays["weights"])
         if instruction.action == FINISH:
-            model, diary = bench.personalise(site, architecture, received, instruction.seed)
+            model, diary = tools.personalise(site, architecture, received, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
-        needed = bench.training_memory_mb(architecture, _entries(received), len(site.data.train))
+        needed = tools.training_memory_mb(architecture, _entries(received), len(site.data.train))
         use, measured = site.hardware.utilisation(needed), self.settings.memory == "measured"
         try:
             if use > 1 and not measured:
                 raise torch.OutOfMemoryError
-            peak = MeasuredPeak(bench.device) if measured else None
+            peak = MeasuredPeak(tools.device) if measured else None
             with site.clock("train"):
-                rates = bench.rates(instruction.round, bench.training.epochs)
-                trained = bench.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
+                rates = tools.rates(instruction.round, tools.training.epochs)
+                trained = tools.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
             if peak is not None:
                 use = site.hardware.utilisation(peak.megabytes())
                 if use > 1:  # the simulating GPU has more than the client
@@ -229,11 +229,11 @@ class PerFedRLNAS:
         except torch.OutOfMemoryError:  # simulated or real: this client goes on, with another subnet next time
             diary = Diary(architecture=architecture.id, notes={"out_of_memory": 1.0, "memory": use})
             return Answer(Report(instruction.client, instruction.round), diary=diary)
-        update = bench.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
+        update = tools.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
         with site.clock("score"):
-            statistics = bench.scorer.calibrate(trained.weights, architecture, site.data.train)
-            score = bench.scorer.score_network(trained.weights, architecture, statistics, bench.selecting(site.data))
-        diary, _ = bench.test(site, architecture, trained.weights, trained.macs)
+            statistics = tools.scorer.calibrate(trained.weights, architecture, site.data.train)
+            score = tools.scorer.score_network(trained.weights, architecture, statistics, tools.selecting(site.data))
+        diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         facts = {
             "accuracy": score.accuracy,
             "examples": len(site.data.train),
@@ -248,16 +248,16 @@ class PerFedRLNAS:
     def welcome(self, state: PerFedRLNASState, client: str, site: ClientSite, rounds: int) -> Answer:
         """A newcomer alone with the frozen supernet (Fig. 5): its policy learns from its own validation scores, counted from their mean so
         far, since there is nobody to compare with. Fine-tuned is the best of all it tried and its most likely architecture."""
-        bench, space = self.bench, self.bench.space
-        weights, known = bench.tensors(state.weights), self._policy(state, client)
+        tools, space = self.tools, self.tools.space
+        weights, known = tools.tensors(state.weights), self._policy(state, client)
         tried: dict[Architecture, float] = {}
         scores: list[float] = []
 
         def tried_out(architecture: Architecture) -> float:
             if architecture not in tried:
-                plain = bench.supernet.plain(weights, architecture)
-                statistics = bench.scorer.calibrate(plain, architecture, site.data.train)
-                tried[architecture] = bench.scorer.score_network(plain, architecture, statistics, bench.selecting(site.data)).accuracy
+                plain = tools.supernet.plain(weights, architecture)
+                statistics = tools.scorer.calibrate(plain, architecture, site.data.train)
+                tried[architecture] = tools.scorer.score_network(plain, architecture, statistics, tools.selecting(site.data)).accuracy
             return tried[architecture]
 
         with site.clock("search"):
@@ -268,7 +268,7 @@ class PerFedRLNAS:
                 known = self._moved(known, architecture, scores[-1] - float(np.mean(scores)), number + 1)
             tried_out(self._fitting(policy.most_likely(known[0], space.sizes)))
         best = max(tried, key=lambda architecture: tried[architecture])  # of equals the first
-        model, diary = bench.personalise(site, best, bench.supernet.plain(weights, best), derive_seed(state.seed, state.round, client))
+        model, diary = tools.personalise(site, best, tools.supernet.plain(weights, best), derive_seed(state.seed, state.round, client))
         return Answer(Report(client, state.round), diary=replace(diary, evaluated_architectures=len(tried)), model=model)
 
     def _seconds(self, instruction: Instruction, site: ClientSite, macs: int, update: Arrays) -> float:

@@ -39,9 +39,9 @@ from fedloom.methods.base import METHODS
 from fedloom.search.base import SURROGATES
 from fedloom.search.candidates import Candidates, drawn_beside
 from fedloom.supernets.base import Weights
-from fedloom.training.bench import Bench
 from fedloom.training.local import one_of
 from fedloom.training.scoring import Scored, best_first
+from fedloom.training.tools import Tools
 
 NONE: dict[str, Any] = {"none": None}
 
@@ -65,8 +65,12 @@ class PerFedSDESettings:
     )
     sampler: str = setting("", f"how the diffusion model draws: {', '.join(SAMPLERS)}; empty is the model's own")
     steps: int = setting(0, "steps of the sampler; 0 is its own number", low=0)
-    generator_file: str = setting("", "trained diffusion model, a file written by pretrain; empty is the one that comes with fedloom")
-    features: str = setting("", "weights of the image features that generator_file was trained with; empty is those beside it or fedloom's")
+    generator_file: str = setting(
+        "", "trained diffusion model, a file written by pretrain; empty is the one that comes with fedloom", path=True
+    )
+    features: str = setting(
+        "", "weights of the image features that generator_file was trained with; empty is those beside it or fedloom's", path=True
+    )
     archive: bool = setting(True, "train the supernet on the best of the population; false is on all of it")
     archive_size: int = setting(10, "archive: how many of the best", low=1)
     sampling: str = setting(
@@ -89,7 +93,7 @@ class PerFedSDEState:
 @dataclass(frozen=True)
 class PerFedSDE:
     settings: PerFedSDESettings
-    bench: Bench
+    tools: Tools
 
     @property
     def uploads(self) -> Manifest:
@@ -109,10 +113,10 @@ class PerFedSDE:
             raise InvalidConfig(what, key="perfedsde.guidance")
         if self.settings.generator == "diffusion":
             _ = self._generator  # a missing or foreign file shows before the first round
-        return PerFedSDEState(0, seed, frozen(self.bench.initial_supernet(seed)))
+        return PerFedSDEState(0, seed, frozen(self.tools.initial_supernet(seed)))
 
     def plan(self, state: PerFedSDEState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
         return [self._instruct(state, client, TRAIN) for client in drawn]
 
     def absorb(self, state: PerFedSDEState, reports: Sequence[Report]) -> PerFedSDEState:
@@ -125,7 +129,7 @@ class PerFedSDE:
         return replace(state, round=state.round + 1, weights=frozen(weights))
 
     def finished(self, state: PerFedSDEState) -> bool:
-        return state.round >= self.bench.rounds
+        return state.round >= self.tools.rounds
 
     def farewell(self, state: PerFedSDEState, client: str) -> Instruction:
         return self._instruct(state, client, FINISH)
@@ -135,7 +139,7 @@ class PerFedSDE:
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        weights = self.bench.tensors(instruction.arrays["weights"])
+        weights = self.tools.tensors(instruction.arrays["weights"])
         known = self._inherit(site)
         final = instruction.action == FINISH
         candidates = None if final and known else self._candidates(instruction, site)
@@ -148,9 +152,9 @@ class PerFedSDE:
         self, instruction: Instruction, site: ClientSite, weights: Weights, population: list[Scored], candidates: Candidates
     ) -> Answer:
         """Algorithm 1, lines 8-23: search and supernet training in turn."""
-        bench, settings = self.bench, self.settings
+        tools, settings = self.tools, self.settings
         received, size = weights, len(population)
-        rates = bench.rates(instruction.round, settings.iterations)
+        rates = tools.rates(instruction.round, settings.iterations)
         steps: Counter[Architecture] = Counter()
         macs, scored = 0, size
         for iteration, rate in enumerate(rates):
@@ -158,22 +162,22 @@ class PerFedSDE:
             offspring = candidates.choose(population, draw)
             with site.clock("train"):
                 archive = [member.architecture for member in population[: settings.archive_size if settings.archive else size]]
-                subnets = bench.space.fair if settings.sampling == "fair" else one_of(archive)
-                trained = bench.trainer.train_supernet(weights, subnets, site.data.train, [rate], draw)
+                subnets = tools.space.fair if settings.sampling == "fair" else one_of(archive)
+                trained = tools.trainer.train_supernet(weights, subnets, site.data.train, [rate], draw)
                 weights, macs, steps = trained.weights, macs + trained.macs, steps + trained.steps
             new = self._score(site, weights, offspring)
             candidates.compare(new)
             population, scored = best_first([*population, *new])[:size], scored + len(new)
         best = population[0].architecture
         with site.clock("train"):
-            update = bench.arrays({name: tensor - received[name] for name, tensor in weights.items()})
+            update = tools.arrays({name: tensor - received[name] for name, tensor in weights.items()})
             coverage = self._coverage(steps)
-        diary, _ = bench.test(site, best, bench.supernet.plain(weights, best), macs)
+        diary, _ = tools.test(site, best, tools.supernet.plain(weights, best), macs)
         stored = sum(tensor.numel() for tensor in weights.values())
         diary = replace(
             diary,
             evaluated_architectures=scored,
-            peak_memory_mb=max(bench.training_memory_mb(a, stored, len(site.data.train)) for a in steps),
+            peak_memory_mb=max(tools.training_memory_mb(a, stored, len(site.data.train)) for a in steps),
             notes={
                 "covered_share": _covered_share(coverage, update),
                 "best_score": population[0].score.accuracy,
@@ -197,7 +201,7 @@ class PerFedSDE:
                 candidates.compare(new)
                 population, scored = best_first([*population, *new])[:size], scored + len(new)
         best = population[0].architecture
-        model, diary = self.bench.personalise(site, best, self.bench.supernet.plain(weights, best), instruction.seed)
+        model, diary = self.tools.personalise(site, best, self.tools.supernet.plain(weights, best), instruction.seed)
         diary = replace(diary, evaluated_architectures=scored, notes=self._notes(candidates) if candidates else {})
         return Answer(Report(instruction.client, instruction.round), self._remember(population), diary, model)
 
@@ -205,9 +209,9 @@ class PerFedSDE:
     @cached_property
     def _generator(self) -> AnyGenerator:
         """Loaded by those who use it, once."""
-        own, bench = self.settings, self.bench
-        space, guided = bench.supernet.space, own.guidance != 0
-        found = load_generator(space, own.generator_file, own.features, bench.device, own.sampler, own.steps, guided)
+        own, tools = self.settings, self.tools
+        space, guided = tools.supernet.space, own.guidance != 0
+        found = load_generator(space, own.generator_file, own.features, tools.device, own.sampler, own.steps, guided)
         if own.guidance > 0 and not found.guided:
             raise InvalidConfig(
                 f"perfedsde.guidance is {own.guidance:g}, but the generator of {space.name} has no predictor, so data cannot guide it. "
@@ -219,9 +223,9 @@ class PerFedSDE:
     def _candidates(self, instruction: Instruction, site: ClientSite) -> Candidates:
         """Those of one participation. The diffusion model draws for all iterations at once: it is frozen and so are the client's data,
         so this equals a draw in each iteration. A GPU draws while it scores the population."""
-        settings, device = self.settings, self.bench.device
+        settings, device = self.settings, self.tools.device
         candidates = Candidates(
-            space=self.bench.space,
+            space=self.tools.space,
             source=settings.generator,
             surrogate=settings.surrogate,
             offspring=settings.offspring,
@@ -250,26 +254,26 @@ class PerFedSDE:
 
     # -- population -------------------------------------------------------------
     def _random_population(self, seed: int) -> list[Architecture]:
-        draw, space = rng(seed, "population"), self.bench.space
+        draw, space = rng(seed, "population"), self.tools.space
         size = self.settings.population or 3 * len(space.genes)
         return [space.sample(draw) for _ in range(size)]
 
     def _inherit(self, site: ClientSite) -> list[Architecture]:
         """The population of the last participation, or nothing."""
-        rows = site.memory.arrays.get("population", np.empty((0, 0), self.bench.space.compact))
-        return [Architecture(self.bench.space.name, tuple(int(c) for c in row)) for row in rows]
+        rows = site.memory.arrays.get("population", np.empty((0, 0), self.tools.space.compact))
+        return [Architecture(self.tools.space.name, tuple(int(c) for c in row)) for row in rows]
 
     def _remember(self, population: list[Scored]) -> ClientMemory:
-        return ClientMemory({"population": np.array([member.architecture.choices for member in population], self.bench.space.compact)})
+        return ClientMemory({"population": np.array([member.architecture.choices for member in population], self.tools.space.compact)})
 
     def _score(self, site: ClientSite, weights: Weights, architectures: Sequence[Architecture], stage: str = "score") -> list[Scored]:
         with site.clock(stage):
-            scorer, data = self.bench.scorer, site.data
-            return best_first(scorer.score_subnets(weights, architectures, self.bench.selecting(data), data.train))
+            scorer, data = self.tools.scorer, site.data
+            return best_first(scorer.score_subnets(weights, architectures, self.tools.selecting(data), data.train))
 
     def _coverage(self, steps: Counter[Architecture]) -> dict[str, np.ndarray]:
         """Steps per entry where the averaging rule weighs them; otherwise only whether there were any, which says less."""
-        counts = self.bench.supernet.coverage(steps)
+        counts = self.tools.supernet.coverage(steps)
         effort = self.settings.averaging == "coverage_effort"
         return {name: (count if effort else (count > 0)).numpy() for name, count in counts.items()}
 

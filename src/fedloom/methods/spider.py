@@ -46,10 +46,10 @@ from fedloom.methods.base import METHODS
 from fedloom.spaces.budget import Bounded
 from fedloom.spaces.genotype import EDGES, NODES
 from fedloom.supernets.base import Weights
-from fedloom.training.bench import Bench
-from fedloom.training.graphs import Workplace
+from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.mixtures import Mixtures
 from fedloom.training.packed import flattened, sgd
+from fedloom.training.tools import Tools
 
 TARGETS = tuple(target for _, target in EDGES)
 WIDE = NODES - 1  # nodes of a cell with more than two inputs: all but the first
@@ -96,7 +96,7 @@ class Own:
 @dataclass(frozen=True)
 class Spider:
     settings: SpiderSettings
-    bench: Bench
+    tools: Tools
 
     spaces: ClassVar[tuple[str, ...]] = ("darts",)  # edges must be able to add up their operations
     uploads: ClassVar[Manifest] = {
@@ -106,20 +106,20 @@ class Spider:
 
     @cached_property
     def mixtures(self) -> Mixtures:
-        return Mixtures(self.bench)
+        return Mixtures(self.tools)
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> SpiderState:
-        if isinstance(self.bench.space, Bounded):
+        if isinstance(self.tools.space, Bounded):
             cure = "Remove budget.*, or choose another method"
             raise InvalidConfig(f"spider decides edge by edge and cannot keep a budget. {cure}", key="budget")
         if self.settings.prune and not self.mixtures.has_none:
             cure = "Set darts.operations=s2n (s2 and none) or full, or leave spider.prune out"
             raise InvalidConfig(f"spider.prune leaves edges out, and the space has no operation none to say so. {cure}", key="prune")
-        return SpiderState(0, seed, frozen(self.bench.initial_supernet(seed)))
+        return SpiderState(0, seed, frozen(self.tools.initial_supernet(seed)))
 
     def plan(self, state: SpiderState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.bench.draw_participants(state.seed, state.round, list(clients))
+        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
         return [self._instruct(state, client, TRAIN) for client in drawn]
 
     def absorb(self, state: SpiderState, reports: Sequence[Report]) -> SpiderState:
@@ -131,7 +131,7 @@ class Spider:
         return replace(state, round=state.round + 1, weights=frozen(weights))
 
     def finished(self, state: SpiderState) -> bool:
-        return state.round >= self.bench.rounds
+        return state.round >= self.tools.rounds
 
     def farewell(self, state: SpiderState, client: str) -> Instruction:
         return self._instruct(state, client, FINISH)
@@ -141,17 +141,17 @@ class Spider:
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        received, final = self.bench.tensors(instruction.arrays["weights"]), instruction.action == FINISH
+        received, final = self.tools.tensors(instruction.arrays["weights"]), instruction.action == FINISH
         with site.clock("search"):
             due = (len(EDGES), WIDE * self.settings.prune) if final else self._due(instruction.round)
             own, tried = self._searched(site, self._inherit(site, received), *due, rng(instruction.seed, "search"))
         if final:
             architecture = self.mixtures.architecture(own.kept)
-            plain = self.bench.supernet.plain(own.weights, architecture)
-            model, diary = self.bench.personalise(site, architecture, plain, instruction.seed)
+            plain = self.tools.supernet.plain(own.weights, architecture)
+            model, diary = self.tools.personalise(site, architecture, plain, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), self._remember(own), diary, model)
         shared, own, macs = self._train(instruction, site, received, own)
-        update = self.bench.arrays({name: shared[name] - received[name] for name in received})
+        update = self.tools.arrays({name: shared[name] - received[name] for name in received})
         report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
         return Answer(report, self._remember(own), self._diary(site, own, macs, tried))
 
@@ -192,20 +192,20 @@ class Spider:
     # -- training ------------------------------------------------------------------
     def _train(self, instruction: Instruction, site: ClientSite, received: Weights, own: Own) -> tuple[Weights, Own, int]:
         """Algorithm 1: in every mini-batch a step of the shared supernet, then one of the local, held near what was received."""
-        bench, settings, recipe, mixtures = self.bench, self.settings, self.bench.training, self.mixtures
+        tools, settings, recipe, mixtures = self.tools, self.settings, self.tools.training, self.mixtures
         kept, alphas, searching = own.kept, own.alphas, own.coefficients is not None
         train = site.data.train
-        if settings.join_validation and self._over(kept) and bench.protocol == "clean":
+        if settings.join_validation and self._over(kept) and tools.protocol == "clean":
             train = _together(train, site.data.validation)
-        shared_place, local_place = (Workplace(weights, recipe.weight_decay) for weights in (received, own.weights))
+        shared_place, local_place = (WeightsInTraining(weights, recipe.weight_decay) for weights in (received, own.weights))
         anchor, mask = flattened(received.values()), mixtures.moving(kept, received)
         images_seen = validation_seen = 0
         with site.clock("train"):
             epochs = repeat(0.0) if searching else ()  # without end
-            held_out = bench.trainer.batches(site.data.validation, epochs, rng(instruction.seed, "validation"))
-            rates = bench.rates(instruction.round, recipe.epochs)
-            for images, labels, rate in bench.trainer.batches(train, rates, rng(instruction.seed, "train")):
-                pixels = bench.pixels.normalise(images)
+            held_out = tools.trainer.batches(site.data.validation, epochs, rng(instruction.seed, "validation"))
+            rates = tools.rates(instruction.round, recipe.epochs)
+            for images, labels, rate in tools.trainer.batches(train, rates, rng(instruction.seed, "train")):
+                pixels = tools.pixels.normalise(images)
                 gradient = mixtures.gradient(shared_place.weights.views, pixels, labels, mixtures.offered)
                 if settings.clip:
                     gradient = gradient * (settings.clip / gradient.norm().clamp_min(settings.clip))
@@ -216,7 +216,7 @@ class Spider:
                     others, other_labels, _ = next(held_out)
                     validation_seen += len(other_labels)
                     gradient, on_train = mixtures.gradient_of_both(views, pixels, labels, kept, coefficients)
-                    others = bench.pixels.normalise(others)
+                    others = tools.pixels.normalise(others)
                     on_validation = mixtures.gradient_of_coefficients(views, others, other_labels, kept, coefficients)
                     alphas = mixed_level_step(alphas, kept, on_train, on_validation, settings.milenas_rate, settings.milenas_weight)
                 else:
@@ -255,11 +255,11 @@ class Spider:
         learned = self.settings.searcher == "milenas"
         if "kept" not in known:
             return Own(received, offered.copy(), np.zeros(offered.shape) if learned else None)
-        local = {name: torch.tensor(known[f"local/{name}"], device=self.bench.device) for name in received}
+        local = {name: torch.tensor(known[f"local/{name}"], device=self.tools.device) for name in received}
         return Own(local, known["kept"].astype(bool), known["alphas"] if learned else None)
 
     def _remember(self, own: Own) -> ClientMemory:
-        arrays = {f"local/{name}": array for name, array in self.bench.arrays(own.weights).items()}
+        arrays = {f"local/{name}": array for name, array in self.tools.arrays(own.weights).items()}
         learned = {} if own.alphas is None else {"alphas": own.alphas}
         return ClientMemory({**arrays, "kept": own.kept.astype(np.uint8), **learned})
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from fedloom import config
-from fedloom.assemble.simulation import Reopened, reopen_run, saved_settings
-from fedloom.core.architecture import Architecture
+from fedloom.assemble import Reopened, reopen_run, saved_settings
 from fedloom.core.errors import FedloomError
 from fedloom.core.result import ClientResult
+from fedloom.engine.run import describe_client
 from fedloom.engine.store import Store, client_result, read_result
 from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
@@ -31,7 +31,7 @@ def open_run(folder: Path) -> RunView:
     settings, result = saved_settings(folder), read_result(folder)
     course = Course.of(Store(folder).read_ledger())
     reopened, why = _reopened(folder)
-    space, no_space = (reopened.bench.supernet.space, "") if reopened else _space_without_data(folder, settings, why)
+    space, no_space = (reopened.tools.supernet.space, "") if reopened else _space_without_data(folder, settings, why)
     clients = tuple(client_result(row) for row in result.get("clients", ())) or _clients_so_far(course, reopened)
     return RunView(
         folder=str(folder),
@@ -112,15 +112,9 @@ def _clients_so_far(course: Course, run: Reopened | None) -> tuple[ClientResult,
     """Of a run that was stopped while clients took their personal models: those that have theirs."""
     if run is None:
         return ()
-    clients = []
-    for name, entry in sorted(course.totals.final.items()):
-        if entry.test_accuracy is None or entry.validation_accuracy is None or name not in run.federation.names:
-            continue
-        cost, number = run.bench.supernet.space.cost(Architecture.parse(entry.architecture)), run.federation.names.index(name)
-        images = [len(run.federation.split.part(part, number)) for part in ("train", "test")]
-        accuracies = (entry.test_accuracy, entry.validation_accuracy)
-        clients.append(ClientResult(name, *accuracies, entry.architecture, cost.parameters, cost.macs, images[0], images[1]))
-    return tuple(clients)
+    entries, images = sorted(course.totals.final.items()), run.federation.images
+    known = [entry for name, entry in entries if name in images and None not in (entry.test_accuracy, entry.validation_accuracy)]
+    return tuple(describe_client(entry, run.tools.supernet.space, images) for entry in known)
 
 
 def _space_without_data(folder: Path, settings: Any, why: str) -> tuple[SearchSpace | None, str]:

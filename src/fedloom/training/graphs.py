@@ -21,7 +21,7 @@ WORTH_A_GRAPH = 10
 KEPT = 8  # captured steps
 
 
-class Workplace:
+class WeightsInTraining:
     """Packed weights, their momenta and decay. ``run`` makes a step; on a GPU, one that is made often becomes a CUDA graph.
 
     A step is known by its key: what it computes and the shapes of its inputs. Inputs are copied to fixed tensors, because a

@@ -19,7 +19,7 @@ from fedloom.core.server_site import ServerImages
 from fedloom.data.augment import Augmentation, augment, normalise
 from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.supernets.base import Supernet, Weights
-from fedloom.training.graphs import Workplace
+from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.recipe import TrainingSettings
 
@@ -81,7 +81,7 @@ class Trainer:
     def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels, loss: Loss = F.cross_entropy) -> None:
         self.supernet, self.settings, self.pixels, self.loss = supernet, settings, pixels, loss
         self.augmentation = Augmentation(settings.crop, settings.flip, settings.cutout)
-        self._workplaces: dict[str, tuple[Hashable, Workplace]] = {}  # the last one for a network and for the supernet
+        self._in_training: dict[str, tuple[Hashable, WeightsInTraining]] = {}  # the last one for a network and for the supernet
         self._masks: dict[tuple[Architecture, ...], Tensor] = {}
 
     def train_network(
@@ -95,15 +95,17 @@ class Trainer:
     ) -> Trained:
         """One learning rate per epoch. Every entry of ``plain`` is trained. after_epoch: sees the weights, which move on afterwards."""
         batch, steps = self._batch(examples), len(rates) * self._steps(examples)
-        self._workplaces.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
-        place = self._workplace("network", plain, architecture)
+        self._in_training.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
+        place = self._weights_in_training("network", plain, architecture)
         for step, (images, labels, rate) in enumerate(self.batches(examples, rates, rng), 1):
             place.run(partial(self._network_step, architecture), batch, images, labels, rate)
             if after_epoch and step % self._steps(examples) == 0:
                 after_epoch(place.weights.views)
         return self._trained(place.weights.unpacked(), Counter({architecture: steps}), batch)
 
-    def _network_step(self, architecture: Architecture, place: Workplace, images: Tensor, labels: Tensor, rate: Tensor | float) -> None:
+    def _network_step(
+        self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor | float
+    ) -> None:
         gradient = flattened(self._gradients(place.weights.views, architecture, images, labels))
         sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, None)
 
@@ -123,7 +125,7 @@ class Trainer:
         return self._trained(train(weights, turns()), steps, self._batch(examples))
 
     def _train_sliced(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
-        place, take = self._supernet_workplace(weights), self.supernet.take
+        place, take = self._supernet_in_training(weights), self.supernet.take
         for drawn, images, labels, rate in turns:
             place.total.flat.zero_()
             for architecture in drawn:
@@ -135,7 +137,7 @@ class Trainer:
 
     def _train_masked(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
         """The same at static shapes: on a GPU one captured step serves every architecture, because the architecture is an input."""
-        place = self._supernet_workplace(weights)
+        place = self._supernet_in_training(weights)
         for drawn, images, labels, rate in turns:
             sizes = self.supernet.space.input_sizes([architecture.choices for architecture in drawn])
             order = sorted(range(len(drawn)), key=sizes.__getitem__)  # so that few different shapes need capturing
@@ -146,7 +148,14 @@ class Trainer:
         return place.weights.unpacked()
 
     def _masked_step(
-        self, sizes: Sequence[int], place: Workplace, images: Tensor, labels: Tensor, rate: Tensor | float, genes: Tensor, mask: Tensor
+        self,
+        sizes: Sequence[int],
+        place: WeightsInTraining,
+        images: Tensor,
+        labels: Tensor,
+        rate: Tensor | float,
+        genes: Tensor,
+        mask: Tensor,
     ) -> None:
         gradient = flattened(self._masked_gradients(place.weights.views, genes, sizes, images, labels))
         sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
@@ -156,7 +165,7 @@ class Trainer:
     ) -> dict[str, Tensor]:
         """Supernet weights from a teacher's logits alone. Of the subnets that a step draws the first learns from the teacher, the others
         from what the first says before the step (in-place distillation, Yu et al., ECCV 2020); their gradients are summed."""
-        place, take, device = self._supernet_workplace(weights), self.supernet.take, images.images.device
+        place, take, device = self._supernet_in_training(weights), self.supernet.take, images.images.device
         for seen, _, rate in self._epochs(images.images, rates, rng):
             lessons = torch.cat([teacher(self.pixels.normalise(some)) for some in seen.split(LESSON)])
             for part in self._parts(images):
@@ -237,16 +246,16 @@ class Trainer:
         return Trained(weights, steps, macs)
 
     # -- where packed weights train --------------------------------------------
-    def _supernet_workplace(self, weights: Weights) -> Workplace:
-        return self._workplace("supernet", {name: weights[name] for name in self.supernet.shapes})  # in the order of masks
+    def _supernet_in_training(self, weights: Weights) -> WeightsInTraining:
+        return self._weights_in_training("supernet", {name: weights[name] for name in self.supernet.shapes})  # in the order of masks
 
-    def _workplace(self, kind: str, weights: Weights, *what: Hashable) -> Workplace:
+    def _weights_in_training(self, kind: str, weights: Weights, *what: Hashable) -> WeightsInTraining:
         """The last workplace of its kind if it was for the same network: what it captured can be used again."""
         key = (*what, *((name, tuple(tensor.shape), str(tensor.device)) for name, tensor in weights.items()))
-        known = self._workplaces.get(kind)
+        known = self._in_training.get(kind)
         if known is None or known[0] != key:
-            self._workplaces.pop(kind, None)  # frees its memory before the next one
-            self._workplaces[kind] = (key, Workplace(weights, self.settings.weight_decay))
-        place = self._workplaces[kind][1]
+            self._in_training.pop(kind, None)  # frees its memory before the next one
+            self._in_training[kind] = (key, WeightsInTraining(weights, self.settings.weight_decay))
+        place = self._in_training[kind][1]
         place.load(weights)
         return place

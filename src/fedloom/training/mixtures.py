@@ -18,9 +18,9 @@ from fedloom.maths.relaxation import Table
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Weights
 from fedloom.supernets.elastic import Statistics
-from fedloom.training.bench import Bench
 from fedloom.training.local import gradients
 from fedloom.training.packed import Packed, flattened
+from fedloom.training.tools import Tools
 
 NONE = "none"  # the operation of an edge that carries nothing
 
@@ -29,11 +29,11 @@ NONE = "none"  # the operation of an edge that carries nothing
 class Mixtures:
     """``kept`` says which operations the edges have, ``coefficients``, of the same shape, what each counts: 1 without them."""
 
-    bench: Bench
+    tools: Tools
 
     @property
     def _space(self) -> Any:
-        return self.bench.space
+        return self.tools.space
 
     @property
     def has_none(self) -> bool:
@@ -49,7 +49,7 @@ class Mixtures:
     def logits(
         self, images: Tensor, weights: Weights, kept: Kept, statistics: Statistics | None = None, coefficients: Tensor | None = None
     ) -> Tensor:
-        supernet: Any = self.bench.supernet
+        supernet: Any = self.tools.supernet
         made: Tensor = supernet.mixture(images, weights, coefficients, statistics, present=kept)
         return made
 
@@ -73,15 +73,15 @@ class Mixtures:
 
     def _loss(self, images: Tensor, labels: Tensor, weights: Weights, kept: Kept, coefficients: Tensor | None) -> Tensor:
         logits = self.logits(images, weights, kept, coefficients=coefficients)
-        return F.cross_entropy(logits, labels, label_smoothing=self.bench.training.label_smoothing)
+        return F.cross_entropy(logits, labels, label_smoothing=self.tools.training.label_smoothing)
 
     def _tensor(self, table: Table) -> Tensor:
-        return torch.tensor(table, dtype=torch.float32, device=self.bench.device)
+        return torch.tensor(table, dtype=torch.float32, device=self.tools.device)
 
     def moving(self, kept: Kept, weights: Weights) -> Tensor:
         """(entries,) bool, packed: the weights of a mixture among those of a supernet."""
         there = {name for part in self._space.mixture_parts(kept) for name in part.shapes}
-        marks = Packed.zeros({name: tensor.shape for name, tensor in weights.items()}, torch.bool, self.bench.device)
+        marks = Packed.zeros({name: tensor.shape for name, tensor in weights.items()}, torch.bool, self.tools.device)
         for name, view in marks.views.items():
             view.fill_(name in there or name.startswith("classifier."))
         return marks.flat
@@ -90,8 +90,8 @@ class Mixtures:
     @torch.no_grad()
     def score(self, site: ClientSite, weights: Weights, kept: Kept) -> Rank:
         """(accuracy, -loss) on the selecting data, normalised by their own moments."""
-        examples = self.bench.selecting(site.data)
-        logits = self.logits(self.bench.pixels.normalise(examples.images), weights, kept)
+        examples = self.tools.selecting(site.data)
+        logits = self.logits(self.tools.pixels.normalise(examples.images), weights, kept)
         loss = float(F.cross_entropy(logits, examples.labels))
         return float((logits.argmax(1) == examples.labels).double().mean()), -loss
 
@@ -100,7 +100,7 @@ class Mixtures:
         given = None if coefficients is None else self._tensor(coefficients)
         as_network: Any = _AsNetwork(self, given)
         present: Any = kept
-        scorer, data = replace(self.bench, supernet=as_network).scorer, site.data
+        scorer, data = replace(self.tools, supernet=as_network).scorer, site.data
         with site.clock("test"):
             statistics = scorer.calibrate(weights, present, data.train)
             parts = (data.validation, data.test)
@@ -119,7 +119,7 @@ class Mixtures:
 
     def step_memory_mb(self, kept: Kept, stored: int, examples: int) -> float:
         """What a training step of the mixture takes beside so many stored weights."""
-        return training_memory_mb(self._space.mixture_cost(kept), stored, min(self.bench.training.batch, examples))
+        return training_memory_mb(self._space.mixture_cost(kept), stored, min(self.tools.training.batch, examples))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedloom.analyses.costs import LARGE, SMALL, THIS, costs
 from fedloom.analyses.figure3 import DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, children, compare, new_ones, picked
-from fedloom.assemble.simulation import Reopened, new_run, reopen_run
+from fedloom.assemble import Reopened, new_run, reopen_run
 from fedloom.commands import analyse as commands
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
@@ -120,7 +120,7 @@ def test_candidates_are_new_and_different_and_a_useless_source_is_left() -> None
 
 
 def test_the_surrogate_picks_by_the_populations_scores(run: Reopened) -> None:
-    space = run.bench.space
+    space = run.tools.space
     known, candidates = ([space.canonical(row) for row in space.sample_many(rng(seed), count)] for seed, count in ((0, 200), (1, 50)))
 
     def value(architecture: Architecture) -> float:  # a linear function, which the surrogate reproduces
@@ -134,7 +134,7 @@ def test_the_surrogate_picks_by_the_populations_scores(run: Reopened) -> None:
 
 # -- figure 3: a client -------------------------------------------------------------------------
 def test_what_is_compared(run: Reopened, scored: list[tuple[Sequence[Architecture], Examples]]) -> None:
-    source = Watched(run.bench.space)
+    source = Watched(run.tools.space)
     figure = compare(run, CLIENT, source, candidates=30)
     own, members = run.federation.data_of(CLIENT), population_of(run)
     assert (figure.client, figure.population, figure.candidates) == (CLIENT, 4, 30)
@@ -154,7 +154,7 @@ def test_what_is_compared(run: Reopened, scored: list[tuple[Sequence[Architectur
             assert torch.equal(examples.images, parts[which].images)
             assert len(set(architectures)) == 4 and not set(architectures) & set(members)
             for architecture in architectures:
-                run.bench.space.check(architecture)
+                run.tools.space.check(architecture)
             accuracies = figure.accuracies[name][which]
             assert list(accuracies) == sorted(accuracies) and len(accuracies) == 4
             assert all(round(accuracy * len(examples), 6) % 1 == 0 for accuracy in accuracies)
@@ -162,30 +162,30 @@ def test_what_is_compared(run: Reopened, scored: list[tuple[Sequence[Architectur
 
 
 def test_accuracies_are_those_of_the_final_supernet(run: Reopened, scored: list[tuple[Sequence[Architecture], Examples]]) -> None:
-    figure = compare(run, CLIENT, Watched(run.bench.space), candidates=30)
+    figure = compare(run, CLIENT, Watched(run.tools.space), candidates=30)
     own = run.federation.data_of(CLIENT)
     state = run.store.load_state(run.method.start(0))
-    weights, fresh = run.bench.tensors(state.weights), run.bench.tensors(run.method.start(0).weights)
+    weights, fresh = run.tools.tensors(state.weights), run.tools.tensors(run.method.start(0).weights)
     assert any(not torch.equal(weights[name], fresh[name]) for name in weights)
     tested = scored[1][0]
-    again = [one.score.accuracy for one in run.bench.scorer.score_subnets(weights, tested, own.test, own.train)]
+    again = [one.score.accuracy for one in run.tools.scorer.score_subnets(weights, tested, own.test, own.train)]
     assert figure.accuracies[DIFFUSION]["test"] == tuple(sorted(again))
 
 
 def test_the_same_again_and_nothing_of_other_clients(run: Reopened, searched: Path, tmp_path: Path) -> None:
-    first = compare(run, CLIENT, Watched(run.bench.space), 30)
+    first = compare(run, CLIENT, Watched(run.tools.space), 30)
     folder = Path(shutil.copytree(searched, tmp_path / "run"))
     for other in ("client-000", "client-002"):
         shutil.rmtree(folder / "clients" / other)
-    assert compare(reopen_run(folder), CLIENT, Watched(run.bench.space), 30) == first
-    assert compare(run, "client-002", Watched(run.bench.space), 30) != first
+    assert compare(reopen_run(folder), CLIENT, Watched(run.tools.space), 30) == first
+    assert compare(run, "client-002", Watched(run.tools.space), 30) != first
 
 
 def test_guidance_is_the_runs(run: Reopened) -> None:
     def drawn(guidance: float) -> tuple[int, Tensor | None, float | None]:
         settings = run.settings
         known = {**settings.components, "perfedsde": replace(settings.components["perfedsde"], guidance=guidance)}
-        source = Watched(run.bench.space)
+        source = Watched(run.tools.space)
         compare(replace(run, settings=replace(settings, components=known)), CLIENT, source, 30)
         assert len(source.tasks) == (guidance != 0)
         return source.calls[0]
@@ -196,11 +196,11 @@ def test_guidance_is_the_runs(run: Reopened) -> None:
 
 
 def test_a_budget_holds_for_generated_candidates(run: Reopened, scored: list[tuple[Sequence[Architecture], Examples]]) -> None:
-    space = run.bench.supernet.space
+    space = run.tools.supernet.space
     limit = sorted(space.cost(space.sample(rng(number))).macs for number in range(20))[10]
     tight = bounded(space, BudgetSettings(macs=limit), 8, lambda architecture: 0.0)
     assert isinstance(tight, Bounded)
-    compare(replace(run, bench=replace(run.bench, space=tight)), CLIENT, Watched(space), 40)
+    compare(replace(run, tools=replace(run.tools, space=tight)), CLIENT, Watched(space), 40)
     for architectures, _ in scored[1:]:
         assert all(space.cost(architecture).macs <= limit for architecture in architectures)
 
@@ -310,7 +310,7 @@ def test_fedavg_costs_what_it_is_the_measure_of(
     found = costs(reopen_run(tmp_path / "run"))
     assert found.relative_macs[THIS] == pytest.approx(found.relative_macs[like])
     facts = 200  # bytes of names and numbers beside the weights
-    space = reopen_run(tmp_path / "run").bench.space
+    space = reopen_run(tmp_path / "run").tools.space
     small = 8 * space.cost(space.named["smallest"]).parameters
     assert 0 < found.relative_bytes[THIS] - found.relative_bytes[like] < facts / small
     assert found.relative_macs[SMALL] == found.relative_bytes[SMALL] == 1 < found.relative_macs[LARGE]
@@ -327,12 +327,12 @@ def test_costs_are_the_ledgers_per_participation(run: Reopened) -> None:
     others = [sum(seconds for stage, seconds in entry.seconds.items() if stage != "test") for entry in entries]
     assert found.seconds_sum.mean == pytest.approx(np.mean(others)) and found.seconds_sum.std == pytest.approx(np.std(others))
     assert found.bytes_both.mean == pytest.approx(found.bytes_up.mean + found.bytes_down.mean)
-    weights = sum(int(np.prod(shape)) for shape in run.bench.supernet.shapes.values())
+    weights = sum(int(np.prod(shape)) for shape in run.tools.supernet.shapes.values())
     assert found.bytes_down.mean == 4 * weights and found.bytes_down.std == 0
     assert found.evaluated_architectures.mean == 4 + 2  # population and offspring
 
     # 12 images less 30 % for validation, in batches of 8: one batch in each of the iterations
-    space = run.bench.space
+    space = run.tools.space
     assert found.relative_macs[THIS] == pytest.approx(found.trained_macs.mean / (8 * space.cost(space.named["smallest"]).macs))
     assert 1 < found.relative_macs[THIS] < found.relative_macs[LARGE]
 

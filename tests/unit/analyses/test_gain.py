@@ -15,7 +15,7 @@ import torch
 
 from fedloom.analyses import gain as gain_module
 from fedloom.analyses.gain import Gain, gain_of
-from fedloom.assemble.simulation import new_run, reopen_run
+from fedloom.assemble import new_run, reopen_run
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig
 from fedloom.core.seeds import rng
@@ -55,18 +55,18 @@ def measured(folder: Path, file: Path, **changes: Any) -> dict[str, Any]:
 def test_an_accuracy_is_the_test_accuracy_of_the_epoch_that_validation_chooses(searched: Path, tmp_path: Path) -> None:
     table = measured(searched, tmp_path / "gain.json", epochs=3)
     run = reopen_run(searched)
-    bench, data = run.bench, run.federation.data_of("client-001")
+    tools, data = run.tools, run.federation.data_of("client-001")
     network = gain_of(run, 0, 3, 0.05, "personal").networks["client-000"]
     rates = [falling(0.05, epoch / 3, "cosine") for epoch in range(3)]
     ends = [dict(network.weights)]
     for epochs in (1, 2, 3):  # trained anew up to each epoch
         draw = rng(run.settings.seed, "gain", "client-001")
-        ends.append(bench.trainer.train_network(network.weights, network.architecture, data.train, rates[:epochs], draw).weights)
+        ends.append(tools.trainer.train_network(network.weights, network.architecture, data.train, rates[:epochs], draw).weights)
     scores = []
     for weights in ends:
-        statistics = bench.scorer.calibrate(weights, network.architecture, data.train)
+        statistics = tools.scorer.calibrate(weights, network.architecture, data.train)
         parts = (data.validation, data.test)
-        scores.append([bench.scorer.score_network(weights, network.architecture, statistics, part) for part in parts])
+        scores.append([tools.scorer.score_network(weights, network.architecture, statistics, part) for part in parts])
     best = min(scores, key=lambda pair: pair[0].rank)
     assert table["accuracies"][1][0] == best[1].accuracy
     assert table["gains"] == pytest.approx(personal_gains(np.array(table["accuracies"])).tolist())

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedloom.analyses.newcomers import Joined, _newcomers, join
-from fedloom.assemble.simulation import new_run, reopen_run
+from fedloom.analyses.newcomers import Joined, _newcomers, with_policies
+from fedloom.assemble import new_run, reopen_run
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientSite
@@ -33,7 +33,7 @@ def folder(tiny: Tiny, nobody: Watcher, tmp_path_factory: pytest.TempPathFactory
 
 
 def joined(folder: Path, clients: int = 4, rounds: int = 3, seed: int = 0) -> Joined:
-    return join(reopen_run(folder), clients, rounds, seed, lambda *_: None)
+    return with_policies(reopen_run(folder), clients, rounds, seed, lambda *_: None)
 
 
 def test_what_newcomers_find(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,11 +49,11 @@ def test_what_newcomers_find(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(PerFedRLNAS, "learned", listen)
     before = everything(folder)
     told: list[tuple[int, float, float]] = []
-    found = join(reopen_run(folder), 4, 3, 0, lambda *facts: told.append(facts))
+    found = with_policies(reopen_run(folder), 4, 3, 0, lambda *facts: told.append(facts))
     assert everything(folder) == before
     assert told == [(number + 1, *pair) for number, pair in enumerate(zip(found.accuracies, found.spreads, strict=True))]
     assert [newcomer.name for newcomer in found.newcomers] == [f"newcomer-00{number}" for number in range(4)]
-    space = reopen_run(folder).bench.space
+    space = reopen_run(folder).tools.space
     for newcomer in found.newcomers:
         space.check(Architecture.parse(newcomer.architecture))
     assert [len(reports) for reports in heard] == [4, 4, 4]
@@ -68,15 +68,15 @@ def test_the_same_seed_gives_the_same_newcomers(folder: Path) -> None:
 def test_search_finds_better_subnets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If accuracy were the share of genes with their last choice, newcomers would end with more of them than by chance."""
     run = reopen_run(folder)
-    top = run.bench.space.sizes - 1
+    top = run.tools.space.sizes - 1
 
     class Score:
         def __init__(self, architecture: Architecture) -> None:
             self.accuracy = float((np.array(architecture.choices) == top).mean())
 
-    monkeypatch.setattr(type(run.bench.scorer), "score_network", lambda self, plain, architecture, *_: Score(architecture))
-    monkeypatch.setattr(type(run.bench.scorer), "calibrate", lambda *_: None)
-    found = join(run, 4, 60, 0, lambda *_: None)
+    monkeypatch.setattr(type(run.tools.scorer), "score_network", lambda self, plain, architecture, *_: Score(architecture))
+    monkeypatch.setattr(type(run.tools.scorer), "calibrate", lambda *_: None)
+    found = with_policies(run, 4, 60, 0, lambda *_: None)
     assert np.mean(found.accuracies[-10:]) > np.mean(found.accuracies[:10]) + 0.1
     assert np.mean([newcomer.test_accuracy for newcomer in found.newcomers]) > np.mean(found.accuracies[:10]) + 0.1
 
@@ -127,7 +127,7 @@ def test_every_search_method_welcomes_newcomers_and_hears_nothing(
     assert outcome.code == 0 and "newcomer 2/2: test accuracy so far" in outcome.out and "their personal models: " in outcome.out
     assert everything(folder) == before
     told = json.loads((tmp_path / "out" / "join.json").read_text())
-    space = reopen_run(folder).bench.space
+    space = reopen_run(folder).tools.space
     for newcomer in told["newcomers"]:
         space.check(Architecture.parse(newcomer["architecture"]))
         assert 0 <= newcomer["test_accuracy"] <= 1
@@ -147,7 +147,7 @@ def test_a_policy_that_learns_alone(folder: Path) -> None:
     method: Any = run.method
     data = run.federation.data_of(run.federation.names[0])
     scored: dict[str, float] = {}
-    scorer = method.bench.scorer
+    scorer = method.tools.scorer
     real = scorer.score_network
 
     def listen(plain: Any, architecture: Any, statistics: Any, examples: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.analyses.memory import Use, used
-from fedloom.assemble.simulation import new_run, reopen_run
+from fedloom.assemble import new_run, reopen_run
 from fedloom.config import Settings
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.hardware import Hardware, assigned

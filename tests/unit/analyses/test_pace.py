@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.analyses.pace import Moment, course, reached
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.result import LedgerEntry

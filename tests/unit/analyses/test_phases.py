@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedloom.analyses.phases import Stage, beginnings, course
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.result import LedgerEntry
@@ -73,13 +73,13 @@ def test_accuracies_before_the_search_are_those_of_the_whole_local_supernet(tiny
     answer = played.answer(instruction)
     mixtures, data = played.method.mixtures, played.site(instruction.client).data
     local = {name.removeprefix("local/"): array for name, array in answer.memory.arrays.items() if name.startswith("local/")}
-    weights, bench = played.method.bench.tensors(local), played.method.bench
+    weights, tools = played.method.tools.tensors(local), played.method.tools
 
     class Whole:
         def forward(self, images, weights, architecture, statistics):  # type: ignore[no-untyped-def]
-            return bench.supernet.mixture(images, weights, None, statistics)
+            return tools.supernet.mixture(images, weights, None, statistics)
 
-    scorer = Scorer(Whole(), bench.training, bench.pixels)  # type: ignore[arg-type]
+    scorer = Scorer(Whole(), tools.training, tools.pixels)  # type: ignore[arg-type]
     known = scorer.calibrate(weights, None, data.train)  # type: ignore[arg-type]
     assert answer.diary.test_accuracy == scorer.score_network(weights, None, known, data.test).accuracy  # type: ignore[arg-type]
     assert answer.diary.notes["phase"] == 1 and mixtures.offered.all()

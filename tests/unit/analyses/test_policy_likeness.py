@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedloom.analyses.policies import divergences, grouped, likenesses
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.core.errors import InvalidConfig
 from fedloom.engine.run import Watcher

@@ -17,15 +17,16 @@ import torch
 import fedloom
 from fedloom import config, files
 from fedloom.assemble import simulation as assemble
-from fedloom.assemble.simulation import load_model
-from fedloom.commands import app as cli
+from fedloom.commands import runs, terminal
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
 from fedloom.data.readers import DATASETS, read
 from fedloom.data.splits import Federation, Split
 from fedloom.methods.base import METHODS
-from fedloom.spaces.base import SPACES
+from fedloom.models import load_model
+from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.supernets.base import make_supernet
 from fedloom.supernets.elastic import Statistics
 from support.checks import Fedloom, check_refused, everything, flip_last_byte
 
@@ -37,12 +38,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Path]]:
     """What ``run`` would have run, and where."""
     heard: list[tuple[Settings, Path]] = []
 
-    def watch(folder: Path, title: str, track: bool, work: Callable[[None], None]) -> None:
-        work(None)
-        assert heard[-1][1] == folder
-
-    monkeypatch.setattr(cli, "new_run", lambda settings, folder, watcher: heard.append((settings, folder)))
-    monkeypatch.setattr(cli, "_watch", watch)
+    monkeypatch.setattr(runs, "new_run", lambda settings, folder, watcher: heard.append((settings, folder)))
+    monkeypatch.setattr(runs, "_conclude", lambda *result: None)
     return heard
 
 
@@ -142,7 +139,7 @@ def test_a_list_of_all(fedloom_: Fedloom) -> None:
 
 
 def test_a_list_of_settings(fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.console, "width", 1000)
+    monkeypatch.setattr(terminal.console, "width", 1000)
     out = fedloom_("list", "settings").out
     for key, default, meaning in config.explain():
         assert any(key in line and default in line and meaning in line for line in out.splitlines()), key
@@ -181,7 +178,7 @@ def test_an_exported_model_is_the_personal_model(fedloom_: Fedloom, finished_run
     arrays, _ = files.read_arrays(source)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     settings = config.from_table(config.read_toml(finished_run / "config.toml"))
-    supernet = assemble.make_supernet(settings.space, settings.components[settings.space], assemble.ImageShape(**facts["image"]))
+    supernet = make_supernet(settings.space, settings.components[settings.space], ImageShape(**facts["image"]))
     architecture = Architecture.parse(facts["architecture"])
     own = supernet.load(architecture, tensors)
     images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.hardware import Hardware, HardwareSettings, assigned

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.assemble.simulation import new_run, resume_run
+from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun
 from fedloom.core.result import LedgerEntry
@@ -134,9 +134,7 @@ def test_of_many_missing_models_some_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [None, "", "{", "[]", '{"cost": {"seconds": NaN}, "finished": true, "environment": {}}'])
-def test_a_result_that_is_written_again_has_the_seconds_of_before(
-    fedloom_: Fedloom, finished_run: Path, damage: str | None
-) -> None:
+def test_a_result_that_is_written_again_has_the_seconds_of_before(fedloom_: Fedloom, finished_run: Path, damage: str | None) -> None:
     path, before = finished_run / "result.json", result_of(finished_run)
     path.unlink()
     if damage is not None:

@@ -34,7 +34,6 @@ from support.toy_federation import (
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
-
 def spoiled(value: float) -> Callable[[np.ndarray], np.ndarray]:
     def change(array: np.ndarray) -> np.ndarray:
         array[1, 2] = value

@@ -23,7 +23,6 @@ from support.toy_federation import (
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
-
 def rounds_of(federation: Federation) -> list[tuple[int, str]]:
     return [(entry.round, entry.client) for entry in federation.ledger]
 

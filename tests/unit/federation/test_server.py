@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.assemble.simulation import make_bench
+from fedloom.assemble.builder import make_tools
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.engine.store import Store
 from fedloom.federation.agreement import read_agreement
@@ -72,8 +72,8 @@ def test_a_federation_that_is_over_needs_no_network_unless_somebody_waits_for_it
         return json.dumps({**known, "evaluated_architectures": 0, "peak_memory_mb": 0.0, "process_memory_mb": 0.0}) + "\n"
 
     settings = agreement.settings
-    bench = make_bench(settings, agreement.images(serving=True), torch.device("cpu"))
-    Store(folder).save_state(METHODS[settings.method].make(settings.components[settings.method], bench).start(settings.seed), 3)
+    tools = make_tools(settings, agreement.images(serving=True), torch.device("cpu"))
+    Store(folder).save_state(METHODS[settings.method].make(settings.components[settings.method], tools).start(settings.seed), 3)
     (folder / "ledger.jsonl").write_text(final("north") + final("east") + final("west"))
     said: list[str] = []
     assert sorted(serve(agreement, nobody, said.append).ledger.final) == sorted(SITES) and said == []

@@ -14,14 +14,14 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedloom.assemble.simulation import make_bench
+from fedloom.assemble.builder import make_tools
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import BadMessage, ClientFailed, ConnectionRefused, DamagedRun, FedloomError, InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Instruction, Report
 from fedloom.engine.store import Store
 from fedloom.federation.agreement import Agreement, SiteSettings, read_agreement
 from fedloom.federation.site import member as site_module
-from fedloom.federation.site.member import Desk, _answer, own_data
+from fedloom.federation.site.member import Participant, _answer, own_data
 from fedloom.federation.wire.messages import from_bytes, to_bytes
 from fedloom.federation.wire.signatures import opened
 from fedloom.methods.base import METHODS
@@ -42,14 +42,14 @@ class Place:
 
     def __post_init__(self) -> None:
         run = self.agreement.settings
-        bench = make_bench(run, self.agreement.images(), torch.device("cpu"))
-        self.method: Any = METHODS[run.method].make(run.components[run.method], bench)
+        tools = make_tools(run, self.agreement.images(), torch.device("cpu"))
+        self.method: Any = METHODS[run.method].make(run.components[run.method], tools)
         self.state = self.method.start(run.seed)
-        self.desk = self.restart()
+        self.participant = self.restart()
 
-    def restart(self) -> Desk:
-        self.desk = Desk(self.settings, self.agreement, KEY, self.store, self.said.append)
-        return self.desk
+    def restart(self) -> Participant:
+        self.participant = Participant(self.settings, self.agreement, KEY, self.store, self.said.append)
+        return self.participant
 
     def instruction(self, round: int = 0, action: str = TRAIN) -> Instruction:
         state = replace(self.state, round=round)
@@ -93,7 +93,7 @@ def two_rounds(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     with at(images, folder) as place:
         for round in (0, 1):
-            place.desk.answer(place.data(round))
+            place.participant.answer(place.data(round))
     return folder
 
 
@@ -148,19 +148,19 @@ LIES: dict[str, tuple[Callable[[Place], bytes], type[FedloomError], str]] = {
 
 
 def test_a_lie_is_refused_and_nothing_is_written(answered: Place) -> None:
-    desk, before = answered.desk, everything(answered.store.folder)
+    participant, before = answered.participant, everything(answered.store.folder)
     for name, (make, kind, said) in LIES.items():
         with pytest.raises(kind, match=said):
-            desk.answer(make(answered))
+            participant.answer(make(answered))
         assert everything(answered.store.folder) == before, name
-    report = answered.report(desk.answer(answered.data(2)), answered.data(2))  # and the honest one is answered as ever
-    assert report.round == 2 and report.client == "north" and not desk.done
+    report = answered.report(participant.answer(answered.data(2)), answered.data(2))  # and the honest one is answered as ever
+    assert report.round == 2 and report.client == "north" and not participant.done
 
 
 def test_a_round_is_repeated_from_the_memory_before_it(answered: Place) -> None:
     """The server was killed and asks again: the same instruction, the same report, one line more in the log of what left."""
     asked = answered.data(2)
-    first = answered.report(answered.desk.answer(asked), asked)
+    first = answered.report(answered.participant.answer(asked), asked)
     once = everything(answered.store.folder)
     again = answered.report(answered.restart().answer(asked), asked)
     assert to_bytes(first) == to_bytes(again)
@@ -171,15 +171,15 @@ def test_a_round_is_repeated_from_the_memory_before_it(answered: Place) -> None:
 
 
 def test_the_end(answered: Place) -> None:
-    answered.desk.answer(answered.data(2))
+    answered.participant.answer(answered.data(2))
     asked = answered.data(3, FINISH)
-    report = answered.report(answered.desk.answer(asked), asked)
-    assert report.arrays == {} and report.facts == {} and not answered.desk.done  # it has not been sent
-    answered.desk.sent()
-    assert answered.desk.done
+    report = answered.report(answered.participant.answer(asked), asked)
+    assert report.arrays == {} and report.facts == {} and not answered.participant.done  # it has not been sent
+    answered.participant.sent()
+    assert answered.participant.done
     # Killed before it settled: when it starts again there is nothing to wait for, and no server is needed.
     assert answered.restart().done
-    folder = answered.desk.settle()
+    folder = answered.participant.settle()
     text = (folder / "statement.txt").read_text()
     assert "4 reports with" in text and "in 3 rounds (1-3)" in text and (folder / "result.json").exists()
     assert "on this site's own test images its accuracy is" in answered.said[-2]
@@ -190,19 +190,19 @@ def test_a_torn_line_in_the_log_of_what_left_is_dropped(answered: Place) -> None
     log = answered.store.folder / "left.jsonl"
     whole = log.read_bytes()
     log.write_bytes(whole + b'{"at":"2031-')
-    desk = answered.restart()
+    participant = answered.restart()
     assert log.read_bytes() == whole
-    desk.answer(answered.data(2))
-    desk.answer(answered.data(3, FINISH))
-    assert len(lines(log)) == 4 and "4 reports" in (desk.settle() / "statement.txt").read_text()
+    participant.answer(answered.data(2))
+    participant.answer(answered.data(3, FINISH))
+    assert len(lines(log)) == 4 and "4 reports" in (participant.settle() / "statement.txt").read_text()
 
 
 def test_a_log_that_was_changed_is_not_vouched_for(answered: Place) -> None:
-    answered.desk.answer(answered.data(3, FINISH))
+    answered.participant.answer(answered.data(3, FINISH))
     log = answered.store.folder / "left.jsonl"
     log.write_text(log.read_text().replace('"bytes":', '"byte":', 1))
     with pytest.raises(DamagedRun, match="must not be changed by hand"):
-        answered.desk.settle()
+        answered.participant.settle()
 
 
 # -- what a refusal tells the server ------------------------------------------------------------
@@ -229,10 +229,10 @@ class Line:
 
 
 def talk(place: Place, *arriving: Any) -> list[tuple[bytes | None, str]]:
-    fleet = Line(list(arriving), [])
+    connection = Line(list(arriving), [])
     with pytest.raises(ConnectionRefused):
-        _answer(fleet, place.desk, 0.01, place.said.append)  # type: ignore[arg-type]
-    return fleet.replies
+        _answer(connection, place.participant, 0.01, place.said.append)  # type: ignore[arg-type]
+    return connection.replies
 
 
 def test_an_unreadable_instruction_is_answered_too(place: Place) -> None:
@@ -246,7 +246,7 @@ def test_what_went_wrong_with_the_sites_own_data_stays_there(place: Place, monke
     def fails(instruction: Instruction, site: ClientSite) -> None:
         raise ValueError("patient 4711 has no label")
 
-    monkeypatch.setattr(place.desk.method.__class__, "answer", lambda self, instruction, site: fails(instruction, site))
+    monkeypatch.setattr(place.participant.method.__class__, "answer", lambda self, instruction, site: fails(instruction, site))
     (reply,) = talk(place, place.data())
     assert reply == (None, "ClientFailed; the site's own log says more")
     assert "patient 4711" in place.said[-1] and len(place.said) == 2  # "north: round 1", then why not
@@ -259,9 +259,9 @@ def test_a_refused_instruction_is_explained_to_the_server(place: Place) -> None:
 
 
 def test_a_lost_connection_is_noticed(place: Place) -> None:
-    fleet = Line([None], [], lost=True)
+    connection = Line([None], [], lost=True)
     with pytest.raises(ConnectionRefused, match="does not know this connection any more"):
-        _answer(fleet, place.desk, 0.01, place.said.append)  # type: ignore[arg-type]
+        _answer(connection, place.participant, 0.01, place.said.append)  # type: ignore[arg-type]
 
 
 # -- starting ---------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_attempts_to_reach_a_server_become_rarer(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(site_module.time, "sleep", sleep)
     monkeypatch.setattr(site_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(site_module, "Fleet", refused)
+    monkeypatch.setattr(site_module, "Connection", refused)
     said: list[str] = []
     with pytest.raises(ConnectionRefused, match="nobody there"):
         site_module._connected(SiteSettings(wait=200.0), None, said.append)
@@ -297,7 +297,7 @@ def test_an_untrusted_server_is_not_tried_again(monkeypatch: pytest.MonkeyPatch)
     def foreign(*arguments: Any) -> None:
         raise ConnectionRefused("its certificate is not signed", untrusted=True)
 
-    monkeypatch.setattr(site_module, "Fleet", foreign)
+    monkeypatch.setattr(site_module, "Connection", foreign)
     said: list[str] = []
     with pytest.raises(ConnectionRefused, match="its certificate is not signed"):
         site_module._connected(SiteSettings(), None, said.append)

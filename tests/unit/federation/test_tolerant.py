@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble.simulation import make_bench
+from fedloom.assemble.builder import make_tools
 from fedloom.config import Settings
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Instruction, Report, frozen
@@ -34,18 +34,17 @@ from support.toy_federation import (
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
-
 @pytest.fixture(scope="module")
 def hapfnas(tiny: Callable[..., Settings]) -> Any:
     settings = tiny("method=hapfnas", "rounds=2", "participants=4", "clients=4")
-    bench = make_bench(settings, read(settings.data), torch.device("cpu"))
-    return METHODS["hapfnas"].make(settings.components["hapfnas"], bench)
+    tools = make_tools(settings, read(settings.data), torch.device("cpu"))
+    return METHODS["hapfnas"].make(settings.components["hapfnas"], tools)
 
 
 def searched(method: Any, instruction: Instruction, choices: Any = None, cut: Any = None) -> Report:
     """As if it had found the smallest network of the space."""
-    smallest = method.bench.space.named["smallest"]
-    part = method.bench.part_of(instruction.arrays["weights"], smallest if cut is None else cut)
+    smallest = method.tools.space.named["smallest"]
+    part = method.tools.part_of(instruction.arrays["weights"], smallest if cut is None else cut)
     update = {name: np.full_like(array, 0.01 * (1 + NAMES.index(instruction.client))) for name, array in part.items()}
     own = np.array(smallest.choices if choices is None else choices, np.int32)
     arrays = {"update": update, "architecture": {"choices": own}}
@@ -55,10 +54,10 @@ def searched(method: Any, instruction: Instruction, choices: Any = None, cut: An
 @pytest.mark.parametrize(
     "lie, why",
     [
-        (lambda method: {"choices": [99] * len(method.bench.space.genes)}, "99"),
-        (lambda method: {"choices": [-1] * len(method.bench.space.genes)}, "-1"),
-        (lambda method: {"cut": method.bench.space.named["largest"]}, "does not have the arrays of its architecture"),
-        (lambda method: {"choices": method.bench.space.named["largest"].choices}, "does not have the arrays of its architecture"),
+        (lambda method: {"choices": [99] * len(method.tools.space.genes)}, "99"),
+        (lambda method: {"choices": [-1] * len(method.tools.space.genes)}, "-1"),
+        (lambda method: {"cut": method.tools.space.named["largest"]}, "does not have the arrays of its architecture"),
+        (lambda method: {"choices": method.tools.space.named["largest"].choices}, "does not have the arrays of its architecture"),
     ],
     ids=["too high", "negative", "another's part", "another's name"],
 )

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.assemble.simulation import make_supernet
 from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.generator.conditions import taken
@@ -25,7 +24,7 @@ from fedloom.generator.labels import (
 )
 from fedloom.generator.proxy import Proxy, Task
 from fedloom.spaces.base import SPACES, ImageShape
-from fedloom.supernets.base import Supernet
+from fedloom.supernets.base import Supernet, make_supernet
 from fedloom.training.local import Pixels
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble import pretraining as workshop
+from fedloom.assemble import pretraining
 from fedloom.config import Settings
 from fedloom.core.errors import InvalidConfig, InvalidData, UnusableFolder
 from fedloom.core.seeds import rng
@@ -37,8 +37,8 @@ STAGES = {"paper_score", "features", "supernet", "labels", "paper_predictor"}
 def train(folder: Path, *changes: str) -> tuple[AnyGenerator, dict[str, str]]:
     """The generator, and the last remark of every stage."""
     remarks: dict[str, str] = {}
-    plan = workshop.plan("mobilenetv3", [*TINY.split(), *changes])
-    return workshop.pretrain(plan, folder, "cpu", lambda stage, done, total, remark: remarks.update({stage: remark})), remarks
+    plan = pretraining.plan("mobilenetv3", [*TINY.split(), *changes])
+    return pretraining.pretrain(plan, folder, "cpu", lambda stage, done, total, remark: remarks.update({stage: remark})), remarks
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def loaded(folder: Path, sampler: str = "", steps: int = 0) -> AnyGenerator:
 
 
 def space() -> SearchSpace:
-    return workshop.plan("mobilenetv3", TINY.split()).supernet(workshop.ANY_IMAGE).space
+    return pretraining.plan("mobilenetv3", TINY.split()).supernet(pretraining.ANY_IMAGE).space
 
 
 def digits_task(generator: AnyGenerator) -> torch.Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble import pretraining as workshop
+from fedloom.assemble import pretraining
 from fedloom.core.errors import Interrupted, InvalidConfig, InvalidData, UnusableFolder
 from fedloom.data.readers import DataSettings, read
 from fedloom.files import claimed, read_arrays
@@ -324,5 +324,5 @@ def test_an_interrupted_pretrain_says_how_to_go_on(fedloom_: Fedloom, monkeypatc
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workshop, "pretrain", interrupted)
+    monkeypatch.setattr(pretraining, "pretrain", interrupted)
     check_refused(fedloom_("pretrain", "darts"), Interrupted, "The same command goes on with what is in pretrain/darts")

@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedloom.assemble.simulation import make_bench, new_run, resume_run
+from fedloom.assemble import new_run, resume_run
+from fedloom.assemble.builder import make_tools
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import release
@@ -25,8 +26,8 @@ from fedloom.core.server_site import ServerImages
 from fedloom.engine.run import Watcher
 from fedloom.maths import averaging
 from fedloom.maths.distillation import balanced_softmax, soft_cross_entropy
-from fedloom.training.bench import Bench
 from fedloom.training.local import Trainer
+from fedloom.training.tools import Tools
 from support.played import Played
 
 Tiny = Callable[..., Settings]
@@ -44,7 +45,7 @@ def architecture_of(message: Instruction | Report) -> Architecture:
 
 def reported(played: Played, client: str, architecture: Architecture, change: float, examples: int) -> Report:
     """What a client would say whose training added ``change`` to every entry of its part."""
-    part = played.method.bench.part_of(played.state.supernet, architecture)
+    part = played.method.tools.part_of(played.state.supernet, architecture)
     arrays = {
         "update": {name: np.full_like(array, change) for name, array in part.items()},
         "architecture": {"choices": np.array(architecture.choices, np.int32)},
@@ -116,7 +117,7 @@ def test_clients_train_with_balanced_softmax_and_finish_with_cross_entropy(playe
 # -- the server has no labels -----------------------------------------------------------------------
 def test_the_servers_images_have_no_labels() -> None:
     assert [item.name for item in fields(ServerImages)] == ["images"]
-    assert get_type_hints(Bench)["server"] == ServerImages | None
+    assert get_type_hints(Tools)["server"] == ServerImages | None
     assert get_type_hints(Trainer.distil)["images"] is ServerImages and not issubclass(ServerImages, Examples)
 
 
@@ -127,7 +128,7 @@ def test_what_the_server_learns_does_not_depend_on_labels(tiny: Tiny) -> None:
     reports = [played.answer(instruction).report for instruction in played.method.plan(played.state, played.federation.names)]
     dataset = played.federation.dataset
     wrong = replace(dataset, train=replace(dataset.train, labels=np.zeros_like(dataset.train.labels)))
-    other = replace(played.method, bench=make_bench(settings, wrong, torch.device("cpu")))
+    other = replace(played.method, tools=make_tools(settings, wrong, torch.device("cpu")))
     one, two = (method.absorb(played.state, reports) for method in (played.method, other))
     assert all(np.array_equal(one.supernet[name], two.supernet[name]) for name in one.supernet)
     assert any(not np.array_equal(one.supernet[name], played.state.supernet[name]) for name in one.supernet)
@@ -155,30 +156,30 @@ def test_knowledge_models_are_averaged_by_examples_apart_from_the_supernet(playe
 
 
 def test_the_teacher_is_the_mean_of_the_models_logits_weighted_by_examples(played: Played) -> None:
-    bench, smallest = played.method.bench, played.method.bench.space.named["smallest"]
-    models = [bench.initial_network(seed, smallest) for seed in (1, 2)]
-    images = bench.pixels.normalise(bench.server.images[:5])
+    tools, smallest = played.method.tools, played.method.tools.space.named["smallest"]
+    models = [tools.initial_network(seed, smallest) for seed in (1, 2)]
+    images = tools.pixels.normalise(tools.server.images[:5])
     logits = []
     for model in models:
-        weights = bench.tensors(model)
-        logits.append(bench.supernet.forward(images, weights, smallest, bench.scorer.calibrate(weights, smallest, bench.server)))
+        weights = tools.tensors(model)
+        logits.append(tools.supernet.forward(images, weights, smallest, tools.scorer.calibrate(weights, smallest, tools.server)))
     expected = (30 * logits[0] + 10 * logits[1]) / 40
     assert torch.allclose(played.method._teacher(models, [30, 10])(images), expected, atol=1e-5)
 
 
 def test_a_step_teaches_the_largest_by_the_teacher_and_the_others_by_the_largest(tiny: Tiny) -> None:
     """One step without momentum and decay, against one gradient of the whole supernet."""
-    bench = Played(tiny(OWN, "training.batch=16", "training.weight_decay=0", "training.crop=0")).method.bench
-    space, supernet = bench.space, bench.supernet
+    tools = Played(tiny(OWN, "training.batch=16", "training.weight_decay=0", "training.crop=0")).method.tools
+    space, supernet = tools.space, tools.supernet
     drawn = [space.named["largest"], space.named["smallest"], space.sample(rng("some"))]
-    images = ServerImages(bench.server.images[:16])
+    images = ServerImages(tools.server.images[:16])
     lesson = torch.randn(16, 10, generator=torch.Generator().manual_seed(1))
     # The order of images is the trainer's; a teacher that says the same of all makes it irrelevant.
     lesson = lesson[:1].expand(16, 10)
     weights = supernet.initial(4)
-    moved = bench.trainer.distil(weights, lambda pixels: lesson[: len(pixels)], lambda draw: drawn, images, [0.3], rng(0))
+    moved = tools.trainer.distil(weights, lambda pixels: lesson[: len(pixels)], lambda draw: drawn, images, [0.3], rng(0))
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
-    pixels = bench.pixels.normalise(images.images)
+    pixels = tools.pixels.normalise(images.images)
     said = [supernet.forward(pixels, supernet.take(leaves, one), one) for one in drawn]
     loss = soft_cross_entropy(said[0], lesson) + sum(soft_cross_entropy(one, said[0].detach()) for one in said[1:])
     gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -188,20 +189,20 @@ def test_a_step_teaches_the_largest_by_the_teacher_and_the_others_by_the_largest
 
 def test_subnets_come_to_say_what_the_teacher_says(tiny: Tiny) -> None:
     """One that never met the teacher too: it learns from the largest."""
-    bench = Played(tiny(OWN, "training.batch=16", "training.crop=0", "split.server=0.045")).method.bench
-    named, supernet = bench.space.named, bench.supernet
+    tools = Played(tiny(OWN, "training.batch=16", "training.crop=0", "split.server=0.045")).method.tools
+    named, supernet = tools.space.named, tools.supernet
     matrix = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
 
     def teacher(pixels: torch.Tensor) -> torch.Tensor:
         return pixels.flatten(1) @ matrix
 
     def apart(weights: Any, name: str) -> float:
-        pixels = bench.pixels.normalise(bench.server.images)
+        pixels = tools.pixels.normalise(tools.server.images)
         logits = supernet.forward(pixels, supernet.take(weights, named[name]), named[name])
         return float(soft_cross_entropy(logits, teacher(pixels)))
 
     before = supernet.initial(0)
-    after = bench.trainer.distil(before, teacher, lambda draw: [named["largest"], named["smallest"]], bench.server, [0.1] * 12, rng(0))
+    after = tools.trainer.distil(before, teacher, lambda draw: [named["largest"], named["smallest"]], tools.server, [0.1] * 12, rng(0))
     assert all(apart(after, name) < apart(before, name) - 0.2 for name in ("largest", "smallest"))
 
 
@@ -220,14 +221,14 @@ def test_the_sandwich(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Trainer, "distil", listen)
     played.round()
-    named = played.method.bench.space.named
+    named = played.method.tools.space.named
     assert all(step[:2] == [named["largest"], named["smallest"]] and len(step) == 5 for step in drawn)
     assert len({one for step in drawn for one in step[2:]}) == 9
 
 
 # -- budgets ----------------------------------------------------------------------------------------------
 def test_a_budget_rises_with_data_from_the_smallest_network_to_the_largest(played: Played) -> None:
-    method, space = played.method, played.method.bench.space
+    method, space = played.method, played.method.tools.space
     least, most = (space.cost(space.named[name]).macs for name in ("smallest", "largest"))
     limits = [method.allowed(examples, 20, 60).limits[0].most for examples in range(10, 71)]
     assert limits == sorted(limits) and limits[0] == least and limits[-1] == most
@@ -237,7 +238,7 @@ def test_a_budget_rises_with_data_from_the_smallest_network_to_the_largest(playe
 
 
 def test_a_budget_that_is_set_takes_its_place(tiny: Tiny, played: Played) -> None:
-    space = played.method.bench.space
+    space = played.method.tools.space
     limit = sum(space.cost(space.named[name]).macs for name in ("smallest", "medium")) / 2
     bounded = Played(tiny(OWN, f"budget.macs={limit}"))
     assert {bounded.method.allowed(examples, 20, 60).limits[0].most for examples in (20, 60)} == {limit}
@@ -247,7 +248,7 @@ def test_a_budget_that_is_set_takes_its_place(tiny: Tiny, played: Played) -> Non
 
 
 def test_tiers_may_have_limits_of_their_own(tiny: Tiny, played: Played) -> None:
-    space = played.method.bench.space
+    space = played.method.tools.space
     least, middle = (space.cost(space.named[name]).macs for name in ("smallest", "medium"))
     tiers = "hardware.gmacs=[10, 100]"
     own = Played(tiny(OWN, f"hapfnas.macs=[{least}, {middle}]", tiers))
@@ -269,7 +270,7 @@ def test_what_a_client_finds_keeps_its_budget(tiny: Tiny) -> None:
         split = ("split.rule=label", "split.alpha=0.5", "split.minimum=10", "clients=6", "participants=6", "training.batch=100")
         played = Played(tiny(OWN, f"seed={seed}", "hapfnas.generations=3", *split))
         played.round()
-        space, allowed = played.method.bench.space, set()
+        space, allowed = played.method.tools.space, set()
         for answer in played.round():
             allowed.add(answer.diary.notes["macs_limit"])
             assert space.cost(architecture_of(answer.report)).macs <= answer.diary.notes["macs_limit"]
@@ -278,8 +279,8 @@ def test_what_a_client_finds_keeps_its_budget(tiny: Tiny) -> None:
 
 # -- heteroFedAvg -----------------------------------------------------------------------------------------
 def test_on_equal_networks_it_is_fedavg(played: Played) -> None:
-    bench, state = played.method.bench, searching(played)
-    architecture = bench.space.named["medium"]
+    tools, state = played.method.tools, searching(played)
+    architecture = tools.space.named["medium"]
     draw = rng("updates")
     reports = [reported(played, client, architecture, 0.0, examples) for client, examples in (("client-000", 30), ("client-001", 10))]
     for report in reports:
@@ -287,13 +288,13 @@ def test_on_equal_networks_it_is_fedavg(played: Played) -> None:
             array[...] = draw.standard_normal(array.shape)
     after = played.method.absorb(state, reports)
     mean = averaging.fedavg([report.arrays["update"] for report in reports], [], [30, 10])
-    for name, region in bench.supernet.regions(architecture).items():
+    for name, region in tools.supernet.regions(architecture).items():
         assert after.supernet[name][region] == pytest.approx(state.supernet[name][region] + mean[name], abs=1e-6)
 
 
 def test_entries_are_averaged_over_those_who_have_them_by_examples(played: Played) -> None:
-    supernet, state = played.method.bench.supernet, searching(played)
-    space = played.method.bench.space
+    supernet, state = played.method.tools.supernet, searching(played)
+    space = played.method.tools.space
     held = [space.sample(rng("held", number)) for number in range(2)]
     reports = [reported(played, "client-000", held[0], 1.0, 30), reported(played, "client-001", held[1], 5.0, 10)]
     after = played.method.absorb(state, reports)
@@ -317,7 +318,7 @@ def test_entries_are_averaged_over_those_who_have_them_by_examples(played: Playe
 @pytest.mark.parametrize("phase", [0, 1])
 def test_a_report_that_does_not_belong_to_its_network_is_refused(played: Played, phase: int) -> None:
     played.state = replace(played.state, round=phase)
-    bench, (first, *_) = played.method.bench, played.method.plan(played.state, played.federation.names)
+    tools, (first, *_) = played.method.tools, played.method.plan(played.state, played.federation.names)
     good = played.answer(first).report
     name = max(good.arrays["update"], key=lambda name: good.arrays["update"][name].size)
     smaller = {**good.arrays["update"], name: good.arrays["update"][name][:1]}
@@ -330,7 +331,7 @@ def test_a_report_that_does_not_belong_to_its_network_is_refused(played: Played,
         assert release(report, first, played.method.uploads)  # a part, as far as the door can tell
         with pytest.raises(BadReport):
             played.method.absorb(played.state, [report])
-    bench.space.check(architecture_of(good))
+    tools.space.check(architecture_of(good))
     assert played.method.absorb(played.state, [good]).round == phase + 1
 
 
@@ -339,14 +340,14 @@ def test_a_report_that_does_not_belong_to_its_network_is_refused(played: Played,
 def test_bytes_are_those_of_the_network_in_question(tiny: Tiny, space: str) -> None:
     """The knowledge model both ways; the supernet down and a subnet up; a subnet both ways; a plain network down."""
     played = Played(tiny(OWN, f"space={space}", "rounds=3", "participants=3", "hapfnas.supernet_share=0.34"))
-    bench = played.method.bench
-    genes = 4 * len(bench.space.genes)
+    tools = played.method.tools
+    genes = 4 * len(tools.space.genes)
 
     def part(architecture: Architecture) -> int:
-        return 4 * sum(array.size for array in bench.part_of(played.state.supernet, architecture).values())
+        return 4 * sum(array.size for array in tools.part_of(played.state.supernet, architecture).values())
 
     def plain(architecture: Architecture) -> int:
-        return 4 * sum(tensor.numel() for tensor in bench.supernet.plain(bench.tensors(played.state.supernet), architecture).values())
+        return 4 * sum(tensor.numel() for tensor in tools.supernet.plain(tools.tensors(played.state.supernet), architecture).values())
 
     whole = 4 * sum(array.size for array in played.state.supernet.values())
     for task in ("knowledge", "search", "subnet"):
@@ -355,7 +356,7 @@ def test_bytes_are_those_of_the_network_in_question(tiny: Tiny, space: str) -> N
             assert instruction.facts["task"] == task
             own = Architecture(space, tuple(answer.report.arrays["architecture"]["choices"].tolist()))
             if task == "knowledge":
-                assert own == bench.space.named["smallest"]
+                assert own == tools.space.named["smallest"]
             down = {"knowledge": plain(own), "search": whole, "subnet": part(own)}[task]
             up = plain(own) if task == "knowledge" else part(own)
             assert payload_bytes(instruction) == down + genes + len(json.dumps(dict(instruction.facts)))
@@ -375,7 +376,7 @@ def test_a_subnet_that_is_sent_is_the_clients_own_slice(tiny: Tiny) -> None:
     found = {answer.report.client: architecture_of(answer.report) for answer in played.round()}
     for instruction in played.method.plan(played.state, played.federation.names):
         assert architecture_of(instruction) == found[instruction.client]
-        regions = played.method.bench.supernet.regions(found[instruction.client])
+        regions = played.method.tools.supernet.regions(found[instruction.client])
         sent = instruction.arrays["weights"]
         assert set(sent) == set(regions)
         assert all(np.array_equal(sent[name], played.state.supernet[name][region]) for name, region in regions.items())

@@ -52,7 +52,7 @@ def sent_to(played: Played, state: Any, client: str) -> Instruction:
 @pytest.mark.parametrize("space", ["mobilenetv3", "darts", "nasvit"])
 def test_only_a_subnet_travels_and_its_bytes_say_so(tiny: Tiny, space: str) -> None:
     played = Played(tiny(OWN, f"space={space}"))
-    supernet, whole = played.method.bench.supernet, played.state.weights
+    supernet, whole = played.method.tools.supernet, played.state.weights
     for instruction in played.method.plan(played.state, played.federation.names):
         architecture, sent = architecture_of(instruction), instruction.arrays["weights"]
         regions = supernet.regions(architecture)
@@ -68,14 +68,14 @@ def test_only_a_subnet_travels_and_its_bytes_say_so(tiny: Tiny, space: str) -> N
 
 def test_architectures_are_drawn_from_the_clients_own_policy(played: Played) -> None:
     method, state = played.method, played.state
-    sizes = method.bench.space.sizes
+    sizes = method.tools.space.sizes
     wanted = sizes - 1
     sure = np.stack([np.where(np.arange(sizes.max()) == wanted[:, None], 50.0, 0.0), *np.zeros((2, len(sizes), sizes.max()))])
     state = replace(state, policies={"client-001": sure})
-    assert architecture_of(sent_to(played, state, "client-001")) == method.bench.space.canonical(wanted)
+    assert architecture_of(sent_to(played, state, "client-001")) == method.tools.space.canonical(wanted)
     others = {architecture_of(sent_to(played, replace(state, round=number), "client-000")) for number in range(20)}
     assert len(others) == 20  # nothing known: uniform, and another in every round
-    assert architecture_of(method.farewell(state, "client-001")) == method.bench.space.canonical(wanted)
+    assert architecture_of(method.farewell(state, "client-001")) == method.tools.space.canonical(wanted)
 
 
 # -- aggregation ---------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_entries_are_averaged_over_those_who_hold_them(played: Played) -> None:
     method, state = played.method, played.state
     first, second = (sent_to(played, state, client) for client in ("client-000", "client-001"))
     after = method.absorb(state, [reported(first, 0.5, 1.0, examples=30), reported(second, 0.5, 3.0, examples=10)])
-    supernet = method.bench.supernet
+    supernet = method.tools.supernet
     held = [supernet.regions(architecture_of(instruction)) for instruction in (first, second)]
     seen: set[float] = set()
     for name, before in state.weights.items():
@@ -109,7 +109,7 @@ def test_the_authors_code_adds_shares_of_updates(tiny: Tiny) -> None:
 
 # -- policies ---------------------------------------------------------------------------------
 def probabilities(played: Played, state: Any, client: str) -> np.ndarray:
-    return policy.probabilities(played.method._policy(state, client)[0], played.method.bench.space.sizes)
+    return policy.probabilities(played.method._policy(state, client)[0], played.method.tools.space.sizes)
 
 
 def test_rewards_move_the_policies_of_participants_alone(played: Played) -> None:
@@ -120,7 +120,7 @@ def test_rewards_move_the_policies_of_participants_alone(played: Played) -> None
     uniform = probabilities(played, state, "client-002")
     for instruction, likelier in ((good, True), (bad, False)):
         architecture = architecture_of(instruction)
-        active = method.bench.space.active(architecture.choices)
+        active = method.tools.space.active(architecture.choices)
         found = probabilities(played, after, instruction.client)
         genes, chosen = np.flatnonzero(active), np.array(architecture.choices)[active]
         assert ((found[genes, chosen] > uniform[genes, chosen]) == likelier).all()
@@ -229,7 +229,7 @@ def test_memory_measured_on_a_gpu() -> None:
 def test_policies_learn_what_fits(tiny: Tiny) -> None:
     """Half of what a policy that knows nothing draws is too large; once policies have settled, less than 2 % is."""
     played = Played(tiny(OWN, "perfedrlnas.memory_weight=1", "perfedrlnas.time_weight=0"))
-    space = played.method.bench.space
+    space = played.method.tools.space
     drawn = drawn_later(played, played.state)
     limit = float(np.median([space.cost(architecture).parameters for architecture in drawn]))
 
@@ -267,7 +267,7 @@ def drawn_later(played: Played, state: Any, draws: int = 20) -> list[Architectur
 def test_policies_settle_on_what_is_rewarded(tiny: Tiny) -> None:
     """Accuracy is how many genes have their last choice; clients report in every round."""
     played = Played(tiny(OWN, "space=darts", "perfedrlnas.rate=0.3", "perfedrlnas.time_weight=0"))
-    top = played.method.bench.space.sizes - 1
+    top = played.method.tools.space.sizes - 1
 
     def share(state: Any) -> float:
         return float(np.mean([np.array(architecture.choices) == top for architecture in drawn_later(played, state)]))
@@ -278,7 +278,7 @@ def test_policies_settle_on_what_is_rewarded(tiny: Tiny) -> None:
 
 def test_the_time_term_makes_subnets_cheaper(tiny: Tiny) -> None:
     played = Played(tiny(OWN, "perfedrlnas.rate=0.2", "perfedrlnas.time_weight=1"))
-    space = played.method.bench.space
+    space = played.method.tools.space
 
     def macs(state: Any) -> float:
         return float(np.mean([space.cost(architecture).macs for architecture in drawn_later(played, state)]))
@@ -288,7 +288,7 @@ def test_the_time_term_makes_subnets_cheaper(tiny: Tiny) -> None:
 
 def test_a_budget_is_never_exceeded(tiny: Tiny) -> None:
     played = Played(tiny(OWN, "budget.parameters=20000"))
-    space = played.method.bench.space
+    space = played.method.tools.space
     assert isinstance(space, Bounded)
     for number in range(30):
         state = replace(played.state, round=number)
@@ -301,8 +301,8 @@ def test_who_never_took_part_gets_what_the_others_like(played: Played) -> None:
     state = settled(played, 1, lambda _: 0.5)
     some = {name: table for name, table in state.policies.items() if name != "client-002"}
     state = replace(state, policies=some)
-    expected = np.mean([policy.probabilities(table[0], played.method.bench.space.sizes) for table in some.values()], 0)
-    found = policy.probabilities(played.method._usual(state), played.method.bench.space.sizes)
+    expected = np.mean([policy.probabilities(table[0], played.method.tools.space.sizes) for table in some.values()], 0)
+    found = policy.probabilities(played.method._usual(state), played.method.tools.space.sizes)
     assert found == pytest.approx(expected, abs=1e-6)
     assert played.farewell("client-002").model is not None
 

@@ -77,8 +77,8 @@ def test_the_generator_is_loaded_once_for_the_whole_space(tiny: Tiny) -> None:
         played = Played(tiny("participants=1", *changes))
         played.round()
         played.round()
-    assert isinstance(played.method.bench.space, Bounded)
-    assert asked == [(played.method.bench.supernet.space, "mine.safetensors", "theirs", torch.device("cpu"), "pc", 7, True)]
+    assert isinstance(played.method.tools.space, Bounded)
+    assert asked == [(played.method.tools.supernet.space, "mine.safetensors", "theirs", torch.device("cpu"), "pc", 7, True)]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_drawn_beside_the_scoring_or_before_it_is_the_same(
     drawn_beside = perfedsde.drawn_beside
     used: list[object] = []
     monkeypatch.setattr(perfedsde, "drawn_beside", lambda work, device: (used.append(work), drawn_beside(work, torch.device("cpu")))[1])
-    monkeypatch.setitem(vars(played.method.bench), "device", SimpleNamespace(type="cuda"))
-    monkeypatch.setattr(type(played.method.bench), "tensors", lambda self, arrays: {n: torch.tensor(a) for n, a in arrays.items()})
+    monkeypatch.setitem(vars(played.method.tools), "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(type(played.method.tools), "tensors", lambda self, arrays: {n: torch.tensor(a) for n, a in arrays.items()})
     two = played.answer(instruction)
     assert used and population_of(one) == population_of(two) and one.diary == two.diary
     for name, update in one.report.arrays["update"].items():
@@ -147,14 +147,14 @@ def test_a_space_without_a_predictor_says_so(tiny: Tiny) -> None:
 
 
 def test_a_gene_with_many_choices_is_remembered(tiny: Tiny) -> None:
-    space = Played(tiny()).method.bench.space
+    space = Played(tiny()).method.tools.space
     assert space.compact == np.uint8
     space.__dict__["sizes"] = np.array([300])
     assert space.compact == np.uint16
 
 
 def test_candidates_over_budget_are_neither_scored_nor_kept(tiny: Tiny, generators: list[FakeGenerator]) -> None:
-    space = Played(tiny("perfedsde.generator=random")).method.bench.space
+    space = Played(tiny("perfedsde.generator=random")).method.tools.space
     most = sum(space.cost(space.named[name]).macs for name in ("smallest", "medium")) / 2
     played = Played(tiny("participants=1", f"budget.macs={most}", "perfedsde.iterations=2", "perfedsde.candidates=20"))
     with overheard(played.method) as secrets:
@@ -177,7 +177,7 @@ def test_the_surrogate_learns_from_the_population_as_it_is_now(
     played = Played(tiny("perfedsde.iterations=3", "participants=1"))
     with overheard(played.method) as secrets:
         (answer,) = played.round()
-    space = played.method.bench.space
+    space = played.method.tools.space
     population, *offspring = secrets.scored
     assert len(fitted) == len(offspring) == 3
     for (points, scores), new in zip(fitted, offspring, strict=True):
@@ -244,4 +244,4 @@ def test_instructions_carry_the_supernet_alone(tiny: Tiny, generators: list[Fake
     for instruction in [*played.method.plan(played.state, played.federation.names), played.method.farewell(played.state, "client-000")]:
         assert isinstance(instruction, Instruction)
         assert set(instruction.arrays) == {"weights"} and instruction.facts == {}
-        assert set(instruction.arrays["weights"]) == set(played.method.bench.supernet.shapes)
+        assert set(instruction.arrays["weights"]) == set(played.method.tools.supernet.shapes)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.assemble.simulation import new_run, reopen_run, resume_run
+from fedloom.assemble import new_run, reopen_run, resume_run
 from fedloom.config import Settings, load
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import InvalidConfig
@@ -121,7 +121,7 @@ def test_operations_that_are_lost_rest(tiny: Tiny) -> None:
     received, local, kept = trained(tiny, 0.01, "spider.edges=14")
     assert decided(kept).all() and list(local) == list(received)
     played = Played(tiny(OWN))
-    space = played.method.bench.space
+    space = played.method.tools.space
     there = {name for part in space.mixture_parts(kept) for name in part.shapes} | {"classifier.weight", "classifier.bias"}
     gone = [name for name in received if name not in there]
     assert gone and all(np.array_equal(local[name], received[name]) for name in gone)
@@ -144,14 +144,14 @@ def test_validation_images_join_once_all_edges_are_decided(tiny: Tiny, monkeypat
         played = Played(tiny(OWN, "training.batch=2", *changes))
         instruction = played.method.plan(played.state, played.federation.names)[0]
         seen = []
-        batches = type(played.method.bench.trainer).batches
+        batches = type(played.method.tools.trainer).batches
 
         def listen(self: Any, examples: Any, rates: Any, *more: Any) -> Any:
             seen.extend([len(examples)] * bool(rates))
             return batches(self, examples, rates, *more)
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(played.method.bench.trainer), "batches", listen)
+            patch.setattr(type(played.method.tools.trainer), "batches", listen)
             played.answer(instruction)
         data = played.site(instruction.client).data
         return seen[0] - len(data.train) - len(data.validation)
@@ -190,13 +190,13 @@ def test_every_step_moves_the_weights_of_operations_by_both_gradients(tiny: Tiny
 def test_gradients_by_coefficients_are_those_of_the_losses(tiny: Tiny) -> None:
     played = Played(tiny(OWN, *MILENAS))
     mixtures, data = played.method.mixtures, played.site("client-000").data
-    weights = {name: tensor.double() for name, tensor in played.method.bench.tensors(played.state.weights).items()}
-    images, kept = played.method.bench.pixels.normalise(data.train.images).double(), everything(played)
+    weights = {name: tensor.double() for name, tensor in played.method.tools.tensors(played.state.weights).items()}
+    images, kept = played.method.tools.pixels.normalise(data.train.images).double(), everything(played)
     given = rng("given").random(kept.shape)
 
     def found(given: np.ndarray) -> float:
         logits = mixtures.logits(images, weights, kept, coefficients=torch.tensor(given))
-        smoothing = played.method.bench.training.label_smoothing
+        smoothing = played.method.tools.training.label_smoothing
         return float(torch.nn.functional.cross_entropy(logits, data.train.labels, label_smoothing=smoothing))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -237,7 +237,7 @@ def test_pruning_leaves_two_inputs_to_every_node(tiny: Tiny, searcher: str) -> N
     notes = [played.round()[0].diary.notes for _ in range(2)]
     assert notes[-1]["absent_edges"] == 2 * (14 - 8) and notes[-1]["phase"] == 3 and notes[-1]["decided_edges"] == 28
     final = played.farewell("client-000")
-    space = played.method.bench.space
+    space = played.method.tools.space
     architecture = space.find(final.diary.architecture, rng(0))
     space.genotype(architecture)  # refuses nodes without exactly two inputs
     assert all(name != "none" for pair in (space.genotype(architecture).normal, space.genotype(architecture).reduce) for name, _ in pair)
@@ -286,25 +286,25 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 # -- mixtures ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("operations", ["s2", "full"])
 def test_what_is_not_present_is_as_if_its_coefficient_were_zero(tiny: Tiny, operations: str) -> None:
-    bench = Played(tiny(OWN, f"darts.operations={operations}")).method.bench
-    weights = {name: tensor for name, tensor in bench.supernet.initial(0).items()}
+    tools = Played(tiny(OWN, f"darts.operations={operations}")).method.tools
+    weights = {name: tensor for name, tensor in tools.supernet.initial(0).items()}
     images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    present = rng("present").random((2, 14, len(bench.space.operations))) < 0.5
+    present = rng("present").random((2, 14, len(tools.space.operations))) < 0.5
     ones = torch.ones(present.shape)
-    some = bench.supernet.mixture(images, weights, ones, present=present)
-    assert torch.allclose(some, bench.supernet.mixture(images, weights, torch.from_numpy(present).float()), atol=1e-5)
-    assert not torch.allclose(some, bench.supernet.mixture(images, weights, ones), atol=1e-3)
+    some = tools.supernet.mixture(images, weights, ones, present=present)
+    assert torch.allclose(some, tools.supernet.mixture(images, weights, torch.from_numpy(present).float()), atol=1e-5)
+    assert not torch.allclose(some, tools.supernet.mixture(images, weights, ones), atol=1e-3)
 
 
 @pytest.mark.parametrize("operations", ["s2", "full"])
 def test_a_mixture_of_one_operation_each_costs_what_the_architecture_does(tiny: Tiny, operations: str) -> None:
-    space = Played(tiny(OWN, f"darts.operations={operations}")).method.bench.space
+    space = Played(tiny(OWN, f"darts.operations={operations}")).method.tools.space
     for number in range(10):
         architecture = space.sample(rng("cost", number))
         present = np.eye(len(space.operations), dtype=bool)[np.array(architecture.choices)].reshape(2, 14, -1)
         assert space.mixture_cost(present) == space.cost(architecture)
     assert space.mixture_cost(np.ones((2, 14, len(space.operations)), bool)).parameters == sum(
-        tensor.numel() for tensor in Played(tiny(OWN, f"darts.operations={operations}")).method.bench.supernet.initial(0).values()
+        tensor.numel() for tensor in Played(tiny(OWN, f"darts.operations={operations}")).method.tools.supernet.initial(0).values()
     )
 
 

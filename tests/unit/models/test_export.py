@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import fedloom
-from fedloom.commands import networks as network_commands
+from fedloom.commands import networks
 from fedloom.core.errors import InvalidConfig, InvalidData, UnusableFormat
 from fedloom.data.readers import DataSettings, read
 from fedloom.files import write_arrays
@@ -165,7 +165,7 @@ def test_the_command_writes_the_format_it_is_asked_for(
         asked.append((path, network, facts))
         return None if format == "safetensors" else 1.25e-7
 
-    monkeypatch.setitem(network_commands.FORMATS, format, (ending, write))
+    monkeypatch.setitem(networks.FORMATS, format, (ending, write))
     outcome = fedloom_("export", finished_run, "--client", "client-001", "--format", format)
     assert outcome.code == 0 and outcome.err == "" and outcome.out.startswith(f"client-001.{ending}: mobilenetv3:")
     assert ("logits differ from torch's by at most 1.2e-07" in outcome.out) == (format != "safetensors")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.assemble.simulation import new_run
+from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
 from fedloom.core.result import LedgerEntry
@@ -201,7 +201,7 @@ def test_what_is_no_run_is_refused(fedloom_: Fedloom, runs: Path, tmp_path: Path
     (tmp_path / "empty").mkdir()
     check_refused(fedloom_("report", tmp_path / "nowhere"), DamagedRun, tmp_path / "nowhere", "config.toml")
     check_refused(fedloom_("report", tmp_path / "empty"), DamagedRun, "nor a folder of runs")
-    check_refused(fedloom_("report", __file__), DamagedRun, "test_report_page.py")
+    check_refused(fedloom_("report", __file__), DamagedRun, "test_page.py")
     both = fedloom_("report", runs / "local-0", runs / "fedavg-0", "--against", runs / "perfedsde-0")
     check_refused(both, InvalidConfig, "--against")
     check_refused(fedloom_("report", runs / "local-0", "--out", tmp_path / "empty"), UnusableFolder, tmp_path / "empty")

@@ -15,7 +15,7 @@ import torch
 
 from fedloom import config
 from fedloom.assemble import simulation as assemble
-from fedloom.assemble.simulation import make_bench, make_supernet
+from fedloom.assemble.builder import make_tools
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidArchitecture, InvalidConfig
@@ -23,6 +23,7 @@ from fedloom.core.seeds import rng
 from fedloom.data.readers import read
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
 from fedloom.spaces.budget import Bounded, BudgetSettings, Limit, bounded, training_memory_mb
+from fedloom.supernets.base import make_supernet
 from fedloom.training import latency
 from fedloom.training.latency import measure_latency
 from support.checks import Fedloom, check_refused
@@ -291,7 +292,7 @@ def test_a_budget_nobody_can_meet_is_refused_before_anything_is_written(
 def test_a_fixed_network_above_the_budget(
     fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, tiny: Callable[..., Settings], method: str
 ) -> None:
-    least = make_bench(tiny(), read(tiny().data), torch.device("cpu")).space
+    least = make_tools(tiny(), read(tiny().data), torch.device("cpu")).space
     most = least.cost(least.named["smallest"]).parameters
     outcome = fedloom_("run", tiny_file, f"method={method}", f"{method}.architecture=medium", f"budget.parameters={most}")
     check_refused(
@@ -306,7 +307,7 @@ def test_a_negative_budget(fedloom_: Fedloom, tiny_file: Path) -> None:
 
 
 def test_no_client_searches_above_the_budget(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, tiny: Callable[..., Settings]) -> None:
-    space = make_bench(tiny(), read(tiny().data), torch.device("cpu")).space
+    space = make_tools(tiny(), read(tiny().data), torch.device("cpu")).space
     most = between(space, "macs", 0.1)
     assert most < min(space.cost(space.sample(rng("all above", seed))).macs for seed in range(20))  # the budget is felt
     outcomes = [fedloom_("run", tiny_file, f"budget.macs={most}", f"run.folder={name}") for name in ("one", "two")]
@@ -322,7 +323,7 @@ def test_no_client_searches_above_the_budget(fedloom_: Fedloom, tiny_file: Path,
 def test_a_search_ends_where_only_the_smallest_fits(
     fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, tiny: Callable[..., Settings]
 ) -> None:
-    space = make_bench(tiny(), read(tiny().data), torch.device("cpu")).space
+    space = make_tools(tiny(), read(tiny().data), torch.device("cpu")).space
     smallest = space.named["smallest"]
     assert fedloom_("run", tiny_file, f"budget.macs={space.cost(smallest).macs}", "rounds=1", "run.folder=mine").code == 0
     result = json.loads((tmp_path / "mine" / "result.json").read_text())
@@ -331,14 +332,14 @@ def test_a_search_ends_where_only_the_smallest_fits(
 
 def test_the_memory_budget_is_the_memory_of_the_ledger(tiny: Callable[..., Settings]) -> None:
     """Of a network trained alone by a client with at least a batch of examples."""
-    bench = make_bench(tiny(), read(tiny().data), torch.device("cpu"))
-    for architecture in bench.space.named.values():
-        cost = bench.space.cost(architecture)
-        alone = bench.training_memory_mb(architecture, stored=cost.parameters, examples=1000)
-        assert alone == training_memory_mb(cost, cost.parameters, bench.training.batch)
-        make_bench(tiny(f"budget.memory_mb={alone!r}"), read(tiny().data), bench.device).space.find(architecture.id, rng(0))
+    tools = make_tools(tiny(), read(tiny().data), torch.device("cpu"))
+    for architecture in tools.space.named.values():
+        cost = tools.space.cost(architecture)
+        alone = tools.training_memory_mb(architecture, stored=cost.parameters, examples=1000)
+        assert alone == training_memory_mb(cost, cost.parameters, tools.training.batch)
+        make_tools(tiny(f"budget.memory_mb={alone!r}"), read(tiny().data), tools.device).space.find(architecture.id, rng(0))
         with pytest.raises(InvalidConfig, match="MB to train it"):
-            narrow = make_bench(tiny(f"budget.memory_mb={alone * 0.999!r}"), read(tiny().data), bench.device).space
+            narrow = make_tools(tiny(f"budget.memory_mb={alone * 0.999!r}"), read(tiny().data), tools.device).space
             narrow.find(architecture.id, rng(0))
 
 
@@ -356,9 +357,9 @@ def test_latency_is_measured_once_per_architecture_and_only_if_limited(
 
     monkeypatch.setattr(assemble, "measure_latency", measure)
     dataset, draw = read(tiny().data), rng("latency")
-    make_bench(tiny("budget.macs=1e12"), dataset, torch.device("cpu")).space.sample(draw)
+    make_tools(tiny("budget.macs=1e12"), dataset, torch.device("cpu")).space.sample(draw)
     assert asked == []
-    space = make_bench(tiny("budget.latency_ms=5"), dataset, torch.device("cpu")).space
+    space = make_tools(tiny("budget.latency_ms=5"), dataset, torch.device("cpu")).space
     for _ in range(3):
         space.find("smallest", draw)
         space.sample(draw)

@@ -22,10 +22,10 @@ from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
 from fedloom.training import scoring
-from fedloom.training.bench import Bench
 from fedloom.training.local import Pixels, Trainer, one_of
 from fedloom.training.recipe import TrainingSettings, falling
 from fedloom.training.scoring import Score, Scored, Scorer, best_first
+from fedloom.training.tools import Tools
 
 PIXELS = Pixels((0.5,), (0.25,))
 PLAIN = TrainingSettings(batch=8, crop=0, flip=False, cutout=0, momentum=0.0, weight_decay=0.1, label_smoothing=0.2, calibration=6)
@@ -244,14 +244,14 @@ def test_the_cosine_by_hand(done: float, rate: float) -> None:
     assert falling(0.4, done, "constant") == 0.4
 
 
-def bench_of(supernet: MobileNetV3Supernet, **changes: Any) -> Bench:
-    whole = Bench(supernet.space, supernet, replace(PLAIN, rate=0.4), PIXELS, 3, 3, "clean", torch.device("cpu"))
+def bench_of(supernet: MobileNetV3Supernet, **changes: Any) -> Tools:
+    whole = Tools(supernet.space, supernet, replace(PLAIN, rate=0.4), PIXELS, 3, 3, "clean", torch.device("cpu"))
     return replace(whole, **changes)
 
 
 def test_rates_fall_over_all_rounds(supernet: MobileNetV3Supernet) -> None:
-    bench = bench_of(supernet)
-    rates = [rate for round in range(3) for rate in bench.rates(round, 2)]
+    tools = bench_of(supernet)
+    rates = [rate for round in range(3) for rate in tools.rates(round, 2)]
     assert rates == pytest.approx([0.2 * (1 + np.cos(np.pi * step / 6)) for step in range(6)])
     assert bench_of(supernet, training=replace(PLAIN, rate=0.4, schedule="constant")).rates(2, 2) == [0.4, 0.4]
 
@@ -342,7 +342,7 @@ def test_calibrated_statistics_no_longer_change(supernet: MobileNetV3Supernet) -
         assert torch.equal(statistics[name][0], mean) and torch.equal(statistics[name][1], variance)
 
 
-# -- the bench -------------------------------------------------------------------
+# -- the tools -------------------------------------------------------------------
 def site_of() -> ClientSite:
     return ClientSite("client-0", ClientData(examples_of(20), examples_of(12, seed=1), examples_of(14, seed=2)))
 
@@ -354,13 +354,13 @@ def test_validation_data_select_unless_the_papers_protocol_is_asked_for(supernet
 
 
 def test_participants_are_drawn_by_seed_and_round(supernet: MobileNetV3Supernet) -> None:
-    bench, clients = bench_of(supernet), [f"client-{number}" for number in range(6)]
-    drawn = [bench.draw_participants(0, round, clients) for round in range(30)]
-    assert drawn == [bench.draw_participants(0, round, clients) for round in range(30)]
+    tools, clients = bench_of(supernet), [f"client-{number}" for number in range(6)]
+    drawn = [tools.draw_participants(0, round, clients) for round in range(30)]
+    assert drawn == [tools.draw_participants(0, round, clients) for round in range(30)]
     assert all(len(set(names)) == 3 and names == sorted(names) for names in drawn)
     assert set().union(*drawn) == set(clients) and len({tuple(names) for names in drawn}) > 5
-    assert drawn != [bench.draw_participants(1, round, clients) for round in range(30)]
-    assert bench.draw_participants(0, 0, clients[:2]) == clients[:2]
+    assert drawn != [tools.draw_participants(1, round, clients) for round in range(30)]
+    assert tools.draw_participants(0, 0, clients[:2]) == clients[:2]
 
 
 def test_fine_tuning_keeps_the_best_rate_on_validation_data(supernet: MobileNetV3Supernet) -> None:

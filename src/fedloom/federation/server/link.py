@@ -38,7 +38,7 @@ class RoundSettings:
         return self.message_mb << 20
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """What carries messages: a SuperLink."""
 
     def online(self) -> Mapping[str, str]: ...
@@ -80,7 +80,7 @@ class FlowerLink:
 
     def __init__(
         self,
-        post: Post,
+        transport: Transport,
         keys: Mapping[str, Any],
         federation: str,
         uploads: Manifest,
@@ -88,7 +88,7 @@ class FlowerLink:
         record: Callable[[LedgerEntry], None],
         say: Callable[[str], None],
     ) -> None:
-        self._post, self._keys, self._federation, self._uploads = post, keys, federation, uploads
+        self._transport, self._keys, self._federation, self._uploads = transport, keys, federation, uploads
         self._settings, self._record = settings, record
         self._tell = say
         self._names = sorted(keys)
@@ -104,12 +104,12 @@ class FlowerLink:
         round = Round(by_site, needed)
         while not self._over(round):
             self._ask(round)
-            for reply in self._post.replies(list(round.asked)):
+            for reply in self._transport.replies(list(round.asked)):
                 if asked := round.asked.pop(reply.message, None):
                     self._take(round, asked, reply)
             self._lose(round)
             time.sleep(GLANCE)
-        self._post.forget(list(round.asked))
+        self._transport.forget(list(round.asked))
         return list(round.reports.values())
 
     def _over(self, round: Round) -> bool:
@@ -142,11 +142,11 @@ class FlowerLink:
         return False
 
     def _ask(self, round: Round) -> None:
-        online = self._post.online()
+        online = self._transport.online()
         for site in round.missing():
             if site in online:
                 sent = to_bytes(round.instructions[site], self._federation)
-                if message := self._post.send(site, sent):
+                if message := self._transport.send(site, sent):
                     round.asked[message] = Asked(site, sent, time.monotonic(), online[site])
 
     def _take(self, round: Round, asked: Asked, reply: Reply) -> None:
@@ -179,13 +179,13 @@ class FlowerLink:
 
     def _lose(self, round: Round) -> None:
         """Give up those that take too long or are gone; who is gone may come back."""
-        online, now = self._post.online(), time.monotonic()
+        online, now = self._transport.online(), time.monotonic()
         for message, asked in list(round.asked.items()):
             late = now - asked.since > self._settings.timeout
             if not late and online.get(asked.site) == asked.connection:
                 continue
             del round.asked[message]
-            self._post.forget([message])
+            self._transport.forget([message])
             if late:
                 self._say(f"{asked.site}, {_which(round)}: left out: no answer in {self._settings.timeout:g} seconds")
                 round.out.add(asked.site)

@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from fedloom.assemble.simulation import environment, make_bench, new_run, so_far, with_weights
+from fedloom.assemble.builder import build
+from fedloom.assemble.simulation import new_run, run_facts, so_far
 from fedloom.config import to_toml
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.core.method import Method
-from fedloom.core.result import LedgerEntry, RunResult
+from fedloom.core.result import RunResult
 from fedloom.data.members import classes_of_members
 from fedloom.engine.newcomers import shared_state
 from fedloom.engine.run import Run, Watcher
@@ -23,10 +24,9 @@ from fedloom.engine.store import Store, pack_state
 from fedloom.federation.agreement import Agreement, keep_to
 from fedloom.federation.server.link import FlowerLink
 from fedloom.federation.server.superlink import SuperLink, need_flower
-from fedloom.federation.server.tolerant import Wary
+from fedloom.federation.server.tolerant import Tolerant
 from fedloom.federation.wire.signatures import public_bytes, public_key
 from fedloom.files import write_arrays
-from fedloom.methods.base import METHODS
 
 NEWCOMERS = "newcomers.safetensors"  # in the run folder
 
@@ -44,12 +44,8 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
     folder = Path(own.folder or Path("runs") / agreement.members.name)
     store = Store(folder)
     device = torch.device("cpu")  # it averages
-    bench = make_bench(settings, agreement.images(serving=True), device)
-    surroundings = environment(device)
-    if settings.weights:
-        bench, surroundings["weights"] = with_weights(bench, Path(settings.weights), settings.weights)
-    method = METHODS[settings.method].make(settings.components[settings.method], bench)
-    initial = method.start(settings.seed)
+    built = build(settings, agreement.images(serving=True), device, Path(settings.weights))
+    method, initial = built.method, built.method.start(settings.seed)
     store.claim()
     try:
         known = (store.folder / "config.toml").exists()
@@ -59,25 +55,20 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
         before, over = so_far(store)
         over = over and {entry.client for entry in store.read_ledger() if entry.final} >= set(agreement.sites)  # or some await their model
         run = Run(
-            method=Wary(method, say),
+            method=Tolerant(method, say),
             initial=initial,
             store=store,
             watcher=watcher,
             rounds=settings.rounds,
             seed=settings.seed,
-            facts={
-                "method": settings.method,
-                "space": settings.space,
-                "dataset": agreement.members.name,
-                "protocol": settings.protocol,
-                "environment": surroundings,
-            },
-            describe_client=_nobody,
+            facts=run_facts(settings, agreement.members.name, built, device),
+            space=built.tools.space,
+            images={},
             before=before,
             over=over,
         )
         if over:
-            return run.execute(_Silence(list(sites)))
+            return run.execute(_NoLink(list(sites)))
         with closing(SuperLink(own.address, Path(own.certificate), Path(own.key), sites, own.round.most, say)) as superlink:
             say(f"Listening at {superlink.address} for {', '.join(sites)}")
             result = run.execute(FlowerLink(superlink, keys, agreement.digest, method.uploads, own.round, run.record, say))
@@ -108,11 +99,7 @@ def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult
     return new_run(replace(settings, data=data), folder, watcher)
 
 
-def _nobody(entry: LedgerEntry) -> NoReturn:
-    raise DamagedRun(f"The ledger of a server says what {entry.client} keeps to itself")
-
-
-class _Silence:
+class _NoLink:
     """No way to reach anybody: a federation that is over needs none."""
 
     at_once = 1

@@ -20,7 +20,7 @@ from fedloom.federation.server.superlink import as_record, from_record, need_flo
 HEARTBEAT = 10.0  # seconds; after two without one the server takes the site for gone, and only then lets it in again
 
 
-class Fleet:
+class Connection:
     """receive -> work -> reply, one message at a time; a thread says that the site is alive meanwhile."""
 
     def __init__(self, server: str, authority: Path, key: Any, most: int) -> None:
@@ -135,7 +135,7 @@ class Fleet:
                     self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
             self._client.close()
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

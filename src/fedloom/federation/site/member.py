@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from fedloom.assemble.simulation import describe_model, make_bench, usable_device
+from fedloom.assemble.builder import build
+from fedloom.assemble.environment import usable_device
 from fedloom.core.client_site import ClientData, ClientSite, Examples
 from fedloom.core.errors import BadMessage, ConnectionRefused, FedloomError, InvalidConfig, UnusableFormat, one_line, printable
 from fedloom.core.messages import FINISH, Instruction
@@ -22,15 +23,14 @@ from fedloom.data.readers import Pool
 from fedloom.data.splits import held_out
 from fedloom.engine.newcomers import check_joinable, welcome
 from fedloom.engine.store import Store, read_state
-from fedloom.engine.visit import Books, Visited, visit
+from fedloom.engine.visit import ClientRecords, Visited, visit
 from fedloom.federation.agreement import Agreement, SiteSettings, keep_to, read_agreement
 from fedloom.federation.server.superlink import need_flower
-from fedloom.federation.site.connection import Fleet
+from fedloom.federation.site.connection import Connection
 from fedloom.federation.site.statement import LOG, Departure, mend, statement
 from fedloom.federation.wire.messages import finite, from_bytes, to_bytes
 from fedloom.federation.wire.signatures import private_key, signed
 from fedloom.files import append_lines, read_arrays, write_file
-from fedloom.methods.base import METHODS
 from fedloom.models.export import to_onnx
 from fedloom.models.personal import load_model
 
@@ -53,28 +53,28 @@ def attend(settings: SiteSettings, say: Say) -> Path:
     store.claim()
     try:
         keep_to(agreement, store.folder, (store.folder / "ledger.jsonl").exists(), "folder")
-        desk = Desk(settings, agreement, key, store, say)
-        if desk.done:
+        participant = Participant(settings, agreement, key, store, say)
+        if participant.done:
             say(f"{settings.name} took part in this federation to its end. To take part in another run of it, choose another folder")
-        while not desk.done:
-            with _connected(settings, key, say) as fleet:
+        while not participant.done:
+            with _connected(settings, key, say) as connection:
                 say(f"{settings.name} is connected to {settings.server}")
                 try:
-                    _answer(fleet, desk, settings.poll, say)
+                    _answer(connection, participant, settings.poll, say)
                 except ConnectionRefused as error:
                     say(f"{error}. Trying again")
                     time.sleep(PAUSE)
-        return desk.settle()
+        return participant.settle()
     finally:
         store.release()
 
 
-def _connected(settings: SiteSettings, key: Any, say: Say) -> Fleet:
+def _connected(settings: SiteSettings, key: Any, say: Say) -> Connection:
     """Try, with longer and longer pauses; a server that is not the one it should be is final."""
     pause, began, said = PAUSE, time.monotonic(), ""
     while True:
         try:
-            return Fleet(settings.server, Path(settings.authority), key, settings.message_mb << 20)
+            return Connection(settings.server, Path(settings.authority), key, settings.message_mb << 20)
         except ConnectionRefused as error:
             waited = time.monotonic() - began
             if error.facts.get("untrusted") or 0 < settings.wait < waited + pause:
@@ -86,37 +86,37 @@ def _connected(settings: SiteSettings, key: Any, say: Say) -> Fleet:
             pause = min(2 * pause, LONGEST)
 
 
-def _answer(fleet: Fleet, desk: Desk, poll: float, say: Say) -> None:
+def _answer(connection: Connection, participant: Participant, poll: float, say: Say) -> None:
     pause = SOON  # rarer and rarer looks: after an answer the next instruction is often not far
-    while not desk.done:
+    while not participant.done:
         try:
-            data = fleet.receive()
+            data = connection.receive()
         except ConnectionRefused:
             raise
         except Exception as error:  # whatever a stranger's bytes make of Flower
             say(printable(f"Refused an instruction: it is not readable ({one_line(error)})"))
-            fleet.reply(None, "the instruction was not readable")
+            connection.reply(None, "the instruction was not readable")
             continue
         if data is None:
-            if fleet.lost:
+            if connection.lost:
                 raise ConnectionRefused("The server does not know this connection any more")
             time.sleep(min(pause, poll))
             pause = min(2 * pause, poll)
             continue
         pause = SOON
         try:
-            reply = desk.answer(data)
+            reply = participant.answer(data)
         except FedloomError as error:
             say(printable(f"Refused an instruction: {error}"))
             # What went wrong with the site's own data is nobody else's business.
-            fleet.reply(None, str(error) if isinstance(error, BadMessage) else f"{type(error).__name__}; the site's own log says more")
+            connection.reply(None, str(error) if isinstance(error, BadMessage) else f"{type(error).__name__}; the site's own log says more")
             continue
-        fleet.reply(reply)
-        desk.sent()
+        connection.reply(reply)
+        participant.sent()
 
 
 @dataclass
-class Desk:
+class Participant:
     """Where instructions are checked and answered. All that is kept is on disk before a report leaves."""
 
     settings: SiteSettings
@@ -131,10 +131,10 @@ class Desk:
             torch.set_num_threads(self.settings.threads)
         device = usable_device(self.settings.device)
         settings, images = self.agreement.settings, self.agreement.images()
-        bench = make_bench(settings, images, device)
-        self.method = METHODS[settings.method].make(settings.components[settings.method], bench)
+        built = build(settings, images, device)
+        self.method = built.method
         self.data = own_data(self.settings, self.agreement, device)
-        self._books = Books(self.method, self.store, describe_model(settings, images), self._record)
+        self._records = ClientRecords(self.method, self.store, built.model_facts, self._record)
         self._entries: list[LedgerEntry] = []
         self._final = False
         known = list(self.store.read_ledger())
@@ -147,12 +147,12 @@ class Desk:
         instruction = from_bytes(Instruction, data, self.settings.message_mb << 20, self.agreement.digest)
         self._check(instruction)
         self.say(f"{self.settings.name}: {'the farewell' if instruction.action == FINISH else f'round {instruction.round + 1}'}")
-        visited = visit(self.method, instruction, self.data, *self._books.before(instruction))
+        visited = visit(self.method, instruction, self.data, *self._records.before(instruction))
         # Whoever asks for this round has finished all before it, and may ask for it again: its memories stay, those before them need not.
         self.store.checkpoint = instruction.round
         self.store.rewind_ledger(rounds_over=instruction.action == FINISH)
         self._entries.clear()
-        report = self._books.keep(instruction, visited)
+        report = self._records.keep(instruction, visited)
         assert report is not None  # only simulated hardware is late
         self.store.append(self._entries)
         self._last = instruction.round
@@ -167,7 +167,7 @@ class Desk:
         instruction = Instruction(self.settings.name, state.round, FINISH, 0)
         self.store.checkpoint = state.round
         self.store.rewind_ledger(rounds_over=False)  # an earlier try counts no longer
-        self._books.keep(instruction, visited)
+        self._records.keep(instruction, visited)
         self.store.append(self._entries)
 
     def sent(self) -> None:
@@ -216,11 +216,11 @@ def join(settings: SiteSettings, file: Path, rounds: int, say: Say) -> Path:
         raise BadMessage(f"{file} is of another federation than {settings.federation}, or of other settings of it")
     store.claim()
     try:
-        desk = Desk(settings, agreement, None, store, say)
-        check_joinable(desk.method, agreement.settings.method)
-        state, _ = read_state(file, desk.method.start(agreement.settings.seed))
-        desk.keep(state, welcome(desk.method, state, ClientSite(settings.name, desk.data), rounds))
-        return desk.settle()
+        participant = Participant(settings, agreement, None, store, say)
+        check_joinable(participant.method, agreement.settings.method)
+        state, _ = read_state(file, participant.method.start(agreement.settings.seed))
+        participant.keep(state, welcome(participant.method, state, ClientSite(settings.name, participant.data), rounds))
+        return participant.settle()
     finally:
         store.release()
 

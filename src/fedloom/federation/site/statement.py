@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedloom.core.boundary import Manifest
 from fedloom.core.errors import DamagedRun
-from fedloom.core.messages import Instruction, Report, payload_bytes
+from fedloom.core.messages import Instruction, Report, field_bytes, payload_bytes
 from fedloom.files import write_file
 
 LOG = "left.jsonl"
@@ -28,10 +28,8 @@ class Departure:
 
     @classmethod
     def of(cls, report: Report, instruction: Instruction, sha256: str) -> Departure:
-        arrays = {name: payload_bytes(Report("", 0, {name: group})) for name, group in report.arrays.items()}
-        facts = {name: payload_bytes(Report("", 0, facts={name: value})) for name, value in report.facts.items()}
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(at, instruction.round, instruction.action, arrays | facts, payload_bytes(report), sha256)
+        return cls(at, instruction.round, instruction.action, field_bytes(report), payload_bytes(report), sha256)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))

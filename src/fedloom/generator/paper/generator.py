@@ -1,6 +1,6 @@
 """The papers' generator (PerFedSDE-NAS, supplement B-D) as methods use it: the score network and its predictor behind the same interface.
 
-What differs from the papers is listed in ``generator/paper.py``. Its own sampler is Euler-Maruyama with 1000 steps (``sde``).
+What differs from the papers is listed in ``generator/paper/training.py``. Its own sampler is Euler-Maruyama with 1000 steps (``sde``).
 """
 
 from __future__ import annotations

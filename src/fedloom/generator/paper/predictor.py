@@ -1,6 +1,6 @@
 """The papers' predictor of accuracy from a noisy architecture and a task: directed graph convolutions (DiGCN) and a small head.
 
-PerFedSDE-NAS, supplement D, which follows DiffusionNAG (An et al., ICLR 2024). What differs from them is listed in ``generator/paper.py``.
+PerFedSDE-NAS, supplement D, which follows DiffusionNAG (An et al., ICLR 2024). What differs is listed in ``generator/paper/training.py``.
 """
 
 from __future__ import annotations

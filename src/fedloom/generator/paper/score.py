@@ -1,6 +1,6 @@
 """The papers' score network: a transformer along the graph of the architecture (CATE, Yan et al., ICML 2021).
 
-PerFedSDE-NAS, supplement C, which follows DiffusionNAG (An et al., ICLR 2024). What differs from them is listed in ``generator/paper.py``.
+PerFedSDE-NAS, supplement C, which follows DiffusionNAG (An et al., ICLR 2024). What differs is listed in ``generator/paper/training.py``.
 """
 
 from __future__ import annotations

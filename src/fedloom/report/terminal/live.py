@@ -84,7 +84,7 @@ class LiveView:
         """On a terminal the dashboard is enough; elsewhere a line, for quick rounds not for each of them."""
         if event.kind == "round":
             self._accuracies += [event.accuracy] if event.accuracy is not None else []
-            self._progress.update(self._tasks["rounds"], completed=event.done, news=event.sentence().partition(": ")[2])
+            self._progress.update(self._tasks["rounds"], completed=event.done, news=event.outcome)
         now, seldom = time.monotonic(), event.kind != "round" or event.done == event.rounds
         if (text := event.sentence()) and not self._console.is_terminal and (seldom or now - self._last_line > QUIET_SECONDS):
             self._last_line = now

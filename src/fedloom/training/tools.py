@@ -1,4 +1,4 @@
-"""The bench a method works at: a space, its supernet, and the tools to train, score and personalise."""
+"""The tools a method works at: a space, its supernet, and the tools to train, score and personalise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedloom.training.scoring import Score, Scorer
 
 
 @dataclass(frozen=True)
-class Bench:
+class Tools:
     """Everything a method needs and no method owns. Holds no weights, and of data only what the server has without labels."""
 
     space: SearchSpace

@@ -1,0 +1,54 @@
+"""Where a run takes place: the device, versions and the commit, as its result records them."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedloom
+from fedloom.core.errors import InvalidConfig
+
+
+def usable_device(wanted: str, key: str = "device") -> torch.device:
+    """wanted: auto, cpu or cuda."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise InvalidConfig(f"{key} must be auto, cpu or cuda, got {wanted!r}", key=key)
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig(f"{key} is cuda, but torch finds no GPU. Use {key}=cpu", key=key)
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, commit and device."""
+    return {
+        "fedloom": fedloom.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "commit": _commit(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+    }
+
+
+@cache
+def _commit() -> str:
+    """The commit this code was checked out from, marked when the code has changed since; unknown for an installed package."""
+    code = Path(fedloom.__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(code), *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != code.parents[1]:
+            return "unknown"  # some other repository that this package lies in
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(code))
+        return git("rev-parse", "--short=12", "HEAD") + ("+changed" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
