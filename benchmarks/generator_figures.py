@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from generation_pictures import Course, denoising, draw_denoising, draw_marginals, marginals
 from torch import Tensor
 
 from fedloom.config import space_settings
@@ -28,7 +29,6 @@ from fedloom.data.readers import DataSettings, read
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import Generator
 from fedloom.report.drawing import GAP, MARGIN, Sheet, width_of
-from fedloom.report.generation import Course, denoising, draw_denoising, draw_marginals, marginals
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import make_supernet
 

@@ -43,13 +43,14 @@ import torch  # noqa: E402
 from fedloom.assemble.environment import environment  # noqa: E402
 from fedloom.core.boundary import Upload, release  # noqa: E402
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, payload_bytes  # noqa: E402
-from fedloom.federation.agreement import SiteSettings  # noqa: E402
+from fedloom.federation.agreement import RoundSettings, SiteSettings  # noqa: E402
 from fedloom.federation.certificates import make_certificates  # noqa: E402
-from fedloom.federation.server.link import GLANCE, FlowerLink, RoundSettings  # noqa: E402
-from fedloom.federation.server.superlink import QUIET, SuperLink  # noqa: E402
+from fedloom.federation.server.link import GLANCE, FlowerLink  # noqa: E402
+from fedloom.federation.server.superlink import SuperLink  # noqa: E402
 from fedloom.federation.site.connection import Connection  # noqa: E402
-from fedloom.federation.site.member import _answer  # noqa: E402
+from fedloom.federation.site.rounds import _answer  # noqa: E402
 from fedloom.federation.site.statement import Departure  # noqa: E402
+from fedloom.federation.wire.flower import QUIET  # noqa: E402
 from fedloom.federation.wire.messages import finite, from_bytes, to_bytes  # noqa: E402
 from fedloom.federation.wire.signatures import private_key, public_bytes, public_key, signed  # noqa: E402
 from fedloom.files import append_lines  # noqa: E402

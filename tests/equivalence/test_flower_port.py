@@ -20,9 +20,10 @@ import pytest
 
 from fedloom.core.errors import ConnectionRefused, InvalidConfig, UnusableFormat
 from fedloom.federation.certificates import make_certificates
-from fedloom.federation.server.superlink import FLOWER, SLACK, TRIES, Reply, SuperLink, need_flower, split_address
+from fedloom.federation.server.superlink import SLACK, TRIES, Reply, SuperLink, split_address
 from fedloom.federation.site import connection as connection_module
 from fedloom.federation.site.connection import Connection
+from fedloom.federation.wire.flower import FLOWER, need_flower
 from fedloom.federation.wire.signatures import private_key, public_bytes, public_key
 from support.checks import Fedloom, check_refused
 from support.federation import FEDERATION, SITE, SITES, TINY, write_digits

@@ -13,7 +13,8 @@ from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.loop import run_rounds
-from fedloom.federation.server.link import FlowerLink, RoundSettings
+from fedloom.federation.agreement import RoundSettings
+from fedloom.federation.server.link import FlowerLink
 from fedloom.federation.server.superlink import Reply
 from fedloom.federation.server.tolerant import Tolerant
 from fedloom.federation.wire.messages import from_bytes, to_bytes

@@ -13,7 +13,7 @@ from fedloom.federation.agreement import read_agreement, read_site
 from fedloom.federation.certificates import make_certificates
 from fedloom.federation.server.rounds import rehearsal
 from fedloom.federation.server.rounds import serve as run_server
-from fedloom.federation.site.member import attend
+from fedloom.federation.site.rounds import attend
 from fedloom.report.terminal.live import LiveView
 
 

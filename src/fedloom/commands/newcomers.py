@@ -13,7 +13,7 @@ from fedloom.commands.terminal import say, write_analysis
 from fedloom.core.result import mean_and_std
 from fedloom.engine.newcomers import ROUNDS
 from fedloom.federation.agreement import read_site
-from fedloom.federation.site.member import join as join_federation
+from fedloom.federation.site.rounds import join as join_federation
 from fedloom.report.plots import Panel, plot_lines
 
 SCHEMA = "fedloom.join/1"

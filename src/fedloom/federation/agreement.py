@@ -21,7 +21,6 @@ from fedloom.core.hardware import HardwareSettings
 from fedloom.core.settings import setting
 from fedloom.data.members import blank, unlabelled
 from fedloom.data.readers import Dataset
-from fedloom.federation.server.link import RoundSettings
 from fedloom.files import write_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site
@@ -34,6 +33,21 @@ class Members:
     name: str = setting("", "of the federation")
     sites: tuple[str, ...] = setting((), "names of the members' sites")
     classes: tuple[str, ...] = setting((), "names of all classes; a site's images lie in folders of these names")
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """When a round is over, and what a report may be."""
+
+    minimum: int = setting(0, "reports without which a round does not end; 0 is one from every site that is asked", low=0)
+    timeout: float = setting(3600.0, "seconds a site may take for its answer", low=1)
+    patience: float = setting(30.0, "seconds to wait for sites that are not connected, once the others have answered", low=0)
+    message_mb: int = setting(256, "megabytes a report may have", low=1, high=4096)
+    norm: float = setting(10.0, "how many times longer than the weights an update may be (Euclidean norm); 0 does not look", low=0)
+
+    @property
+    def most(self) -> int:
+        return self.message_mb << 20
 
 
 @dataclass(frozen=True)

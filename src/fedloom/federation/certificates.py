@@ -11,7 +11,7 @@ from typing import Any
 
 from fedloom.core.errors import InvalidConfig, UnusableFolder
 from fedloom.federation.agreement import NAME
-from fedloom.federation.server.superlink import need_flower
+from fedloom.federation.wire.flower import need_flower
 from fedloom.files import unwritable, write_file
 
 DAYS = 365

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import generator_figures as figures
 import numpy as np
 import pytest
 import torch
+from generation_pictures import ABSENT, SCALE, Course, colours_of, denoising, draw_denoising, draw_marginals, marginals, shortened
 
 from fedloom.core.seeds import rng
 from fedloom.generator.generator import Generator
 from fedloom.generator.predictor import Predictor, PredictorSettings
 from fedloom.generator.tokens import Tokens
-from fedloom.report.generation import ABSENT, SCALE, Course, colours_of, denoising, draw_denoising, draw_marginals, marginals, shortened
 from fedloom.spaces.base import Gene
 from support.generator import Toy, tiny_space, untrained
 
 SVG = "{http://www.w3.org/2000/svg}"
 BOX = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h-[\d.]+z")
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "generator_figures.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generator_figures", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def guided_generator(tokens: Tokens) -> Generator:
@@ -173,8 +160,8 @@ def record(**changes: Any) -> dict[str, Any]:
     return {"space": "darts", "each": 30, "tasks": 40, "strength": 8.0, "arms": arms, "differences": found} | changes
 
 
-def test_differences_are_sorted_with_their_intervals(script: ModuleType) -> None:
-    figure = script.guidance_figure("DARTS", record())
+def test_differences_are_sorted_with_their_intervals() -> None:
+    figure = figures.guidance_figure("DARTS", record())
     check_on_paper(figure.picture)
     found = texts(figure.picture)
     rivals = [text for text in found if text in ("guided by MACs", "random", "largest", "random + RBF")]
@@ -182,26 +169,31 @@ def test_differences_are_sorted_with_their_intervals(script: ModuleType) -> None
     assert {"+0.60 (−0.10 to 1.30)", "+0.40 (0.30 to 0.50)", "−0.20 (−0.30 to −0.10)", "+0.10", "75.3", "76.0", "0"} <= set(found)
     assert "difference in accuracy, percentage points" in found and "guided by its data + RBF, against" in found
     circles = [(float(c.get("cx", "")), c.get("fill")) for c in ET.fromstring(figure.picture).iter(f"{SVG}circle")]
-    assert [colour for _, colour in circles] == [script.OPEN, script.GAINED, script.LOST, script.OPEN]
+    assert [colour for _, colour in circles] == [
+        figures.OPEN,
+        figures.GAINED,
+        figures.LOST,
+        figures.OPEN,
+    ]
     zero = next(float(e.get("x", "")) for e in ET.fromstring(figure.picture).iter(f"{SVG}text") if e.text == "0")
     assert [x > zero for x, _ in circles] == [True, True, False, True]
     assert "against 1 of 3 rivals" in figure.caption and "than largest" in figure.caption
     assert figure.markdown("figures").startswith(f"![{figure.title}](figures/guidance-darts.svg)\n\n*")
 
 
-def test_ticks_are_round_and_reach_over_all(script: ModuleType) -> None:
-    assert script.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
-    assert script.ticks(-0.3, 0.78) == pytest.approx([-0.5, 0, 0.5, 1]) and script.ticks(0, 0) == [0.0]
+def test_ticks_are_round_and_reach_over_all() -> None:
+    assert figures.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert figures.ticks(-0.3, 0.78) == pytest.approx([-0.5, 0, 0.5, 1]) and figures.ticks(0, 0) == [0.0]
 
 
 def test_the_command_draws_the_shipped_generator(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script, "EXACT", 2_000)
-    monkeypatch.setattr(script, "GUIDES", {"digits": "digits"})
+    monkeypatch.setattr(figures, "EXACT", 2_000)
+    monkeypatch.setattr(figures, "GUIDES", {"digits": "digits"})
     (tmp_path / "guidance-nasvit.json").write_text(json.dumps(record(space="nasvit")))
     for folder in ("first", "second"):
-        script.main(["nasvit", "--out", str(tmp_path / folder), "--results", str(tmp_path), "--drawn", "50"])
+        figures.main(["nasvit", "--out", str(tmp_path / folder), "--results", str(tmp_path), "--drawn", "50"])
     names = ["denoising-nasvit.svg", "guidance-nasvit.svg", "marginals-nasvit.svg"]
     assert sorted(path.name for path in (tmp_path / "first").iterdir()) == names
     shown = capsys.readouterr().out

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import generator_tables
 import pytest
 
 from fedloom.generator.files import load_generator
@@ -15,15 +14,6 @@ from support.generator import CPU, tiny_space
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generator_tables", ROOT / "benchmarks" / "generator_tables.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def quality(**changes: Any) -> dict[str, Any]:
@@ -49,9 +39,9 @@ def cells(table: str, *starts: str) -> list[list[str]]:
     return [line for line in lines if line[: len(starts)] == list(starts)]
 
 
-def test_the_page_shows_what_the_records_say(script: ModuleType) -> None:
+def test_the_page_shows_what_the_records_say() -> None:
     page = (ROOT / "docs" / "explain" / "generator.md").read_text()
-    for table in (script.quality_table(RESULTS), script.guidance_table(RESULTS)):
+    for table in (generator_tables.quality_table(RESULTS), generator_tables.guidance_table(RESULTS)):
         assert table in page, "make the table again with benchmarks/generator_tables.py"
 
 
@@ -70,11 +60,11 @@ def test_records_are_of_the_generators_that_are_shipped(name: str) -> None:
         )
 
 
-def test_rows_of_quality(script: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_quality(tmp_path: Path) -> None:
     written(tmp_path, "generator-quality-darts-cuda", quality())
     share = {"validity": 1.0, "uniqueness_in_500": 0.5, "novelty": 0.0}
     written(tmp_path, "generator-quality-darts-cpu", quality(guided={"digits": share}))
-    table = script.quality_table(tmp_path)
+    table = generator_tables.quality_table(tmp_path)
     far = ["0.0123", "0.0050", "0.0200", "0.0090"]
     assert cells(table, "DARTS", "`dpm`, 12 steps") == [
         ["DARTS", "`dpm`, 12 steps", "2,000", "100 %", "99.9 %", "99.995 %", *far, "0.0035", "0.0035"]
@@ -84,16 +74,16 @@ def test_rows_of_quality(script: ModuleType, tmp_path: Path) -> None:
         [number, "", "", "", "0.0030 (0.0040)"] for number in ("2,000", "300")
     ]
     assert cells(table, "DARTS", "`dpm`, guided by digits")[0][2:6] == ["500", "100 %", "50 %", "0 %"]
-    assert cells(table, "DARTS", "`dpm`, guided by CIFAR-10")[0][2] == script.MISSING
-    assert cells(table, "NASViT")[0][1] == script.MISSING
+    assert cells(table, "DARTS", "`dpm`, guided by CIFAR-10")[0][2] == generator_tables.MISSING
+    assert cells(table, "NASViT")[0][1] == generator_tables.MISSING
 
 
-def test_rows_of_guidance(script: ModuleType, tmp_path: Path) -> None:
-    paired = {key: {"mean": -0.001, "low": -0.003, "high": 0.001, "p": 0.25} for key in script.RIVALS}
+def test_rows_of_guidance(tmp_path: Path) -> None:
+    paired = {key: {"mean": -0.001, "low": -0.003, "high": 0.001, "p": 0.25} for key in generator_tables.RIVALS}
     paired["guided by its data - random"] = {"mean": 0.0095, "low": 0.007, "high": 0.012, "p": 7.8e-9}
     arms = {pair.partition(" - ")[2]: {"mean": 0.628} for pair in paired} | {"random": {"mean": 0.6277}}
     written(tmp_path, "guidance-darts", {"arms": arms, "differences": paired})
-    table = script.guidance_table(tmp_path)
+    table = generator_tables.guidance_table(tmp_path)
     (random,), (largest,) = cells(table, "random architectures"), cells(table, "the largest architecture")
-    assert random[1:] == [script.MISSING, "", "**+0.95** (0.70 to 1.20), p 8·10⁻⁹", "62.77", script.MISSING, ""]
-    assert largest[3:] == ["−0.10 (−0.30 to 0.10), p 0.250", "62.80", script.MISSING, ""]
+    assert random[1:] == [generator_tables.MISSING, "", "**+0.95** (0.70 to 1.20), p 8·10⁻⁹", "62.77", generator_tables.MISSING, ""]
+    assert largest[3:] == ["−0.10 (−0.30 to 0.10), p 0.250", "62.80", generator_tables.MISSING, ""]

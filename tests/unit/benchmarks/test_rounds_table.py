@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
+import rounds
+
 ROOT = Path(__file__).parents[3]
-spec = importlib.util.spec_from_file_location("rounds", ROOT / "benchmarks" / "rounds.py")
-assert spec and spec.loader
-rounds = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(rounds)
 
 
 def test_the_docs_have_the_table_of_the_records() -> None:

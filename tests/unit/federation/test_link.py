@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from fedloom.engine.loop import say_farewell
+from fedloom.federation.agreement import RoundSettings
 from fedloom.federation.server import link as flower
-from fedloom.federation.server.link import RoundSettings
 from fedloom.federation.server.superlink import Reply
 from support.toy_federation import (
     NAMES,

@@ -20,8 +20,9 @@ from fedloom.core.errors import BadMessage, ClientFailed, ConnectionRefused, Dam
 from fedloom.core.messages import FINISH, TRAIN, Instruction, Report
 from fedloom.engine.store import Store
 from fedloom.federation.agreement import Agreement, SiteSettings, read_agreement
-from fedloom.federation.site import member as site_module
-from fedloom.federation.site.member import Participant, _answer, own_data
+from fedloom.federation.site import rounds as site_module
+from fedloom.federation.site.participant import Participant, own_data
+from fedloom.federation.site.rounds import _answer
 from fedloom.federation.wire.messages import from_bytes, to_bytes
 from fedloom.federation.wire.signatures import opened
 from fedloom.methods.base import METHODS

@@ -15,7 +15,7 @@ from fedloom.config import Settings
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Instruction, Report, frozen
 from fedloom.data.readers import read
-from fedloom.federation.server.link import RoundSettings
+from fedloom.federation.agreement import RoundSettings
 from fedloom.federation.wire.messages import from_bytes
 from fedloom.methods.base import METHODS
 from support.toy_federation import (

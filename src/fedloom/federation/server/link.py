@@ -13,7 +13,7 @@ from fedloom.core.boundary import Manifest, release
 from fedloom.core.errors import BadMessage, BadReport, FedloomError, one_line, printable
 from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
 from fedloom.core.result import LedgerEntry
-from fedloom.core.settings import setting
+from fedloom.federation.agreement import RoundSettings
 from fedloom.federation.server.superlink import Reply
 from fedloom.federation.wire.messages import bounded, expected, from_bytes, to_bytes
 from fedloom.federation.wire.signatures import opened
@@ -21,21 +21,6 @@ from fedloom.federation.wire.signatures import opened
 GLANCE = 0.05  # seconds between two looks for replies
 LOSSES = 3  # times that a site may lose its connection in one round before it is not asked again
 AGAIN = 5.0  # seconds before those who failed are asked again, and at least between two lines that say who is waited for
-
-
-@dataclass(frozen=True)
-class RoundSettings:
-    """When a round is over, and what a report may be."""
-
-    minimum: int = setting(0, "reports without which a round does not end; 0 is one from every site that is asked", low=0)
-    timeout: float = setting(3600.0, "seconds a site may take for its answer", low=1)
-    patience: float = setting(30.0, "seconds to wait for sites that are not connected, once the others have answered", low=0)
-    message_mb: int = setting(256, "megabytes a report may have", low=1, high=4096)
-    norm: float = setting(10.0, "how many times longer than the weights an update may be (Euclidean norm); 0 does not look", low=0)
-
-    @property
-    def most(self) -> int:
-        return self.message_mb << 20
 
 
 class Transport(Protocol):

@@ -23,8 +23,9 @@ from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store, pack_state
 from fedloom.federation.agreement import Agreement, keep_to
 from fedloom.federation.server.link import FlowerLink
-from fedloom.federation.server.superlink import SuperLink, need_flower
+from fedloom.federation.server.superlink import SuperLink
 from fedloom.federation.server.tolerant import Tolerant
+from fedloom.federation.wire.flower import need_flower
 from fedloom.federation.wire.signatures import public_bytes, public_key
 from fedloom.files import write_arrays
 

@@ -2,8 +2,7 @@
 
 Flower's own ``flower-superlink`` also serves its Control and Runtime APIs there, so whoever reaches the port may submit programs that
 every site then runs. Here the server half runs in this process and sites run the Fedloom they installed: no program travels, and only sites
-whose keys were registered before get any further than the first request. Written for the one version of Flower named below, because a link
-state and a Fleet API of one's own are no part of its public interface.
+whose keys were registered before get any further than the first request.
 """
 
 from __future__ import annotations
@@ -11,24 +10,18 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-import os
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import InvalidConfig, UnusableFormat, one_line, printable
+from fedloom.core.errors import InvalidConfig, one_line, printable
+from fedloom.federation.wire.flower import as_record, from_record, need_flower
 
-FLOWER = "1.41.0"
-QUIET = {  # Flower calls home and looks for updates unless told otherwise
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-}
 SLACK = 1 << 20  # bytes of a request beside its payload
 TRIES = 3  # times that a site may send its reply to one message, should the network break
 LIFETIME = 30 * 24 * 3600.0  # seconds a message may wait; rounds end by timeouts of our own
@@ -36,21 +29,6 @@ LIFETIME = 30 * 24 * 3600.0  # seconds a message may wait; rounds end by timeout
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
-def need_flower() -> None:
-    """Refuse with the cure when Flower is missing or another one than this was written for; keep it from calling home."""
-    os.environ.update(QUIET)
-    try:
-        found = metadata.version("flwr")
-    except metadata.PackageNotFoundError:
-        cure = "Install it with: pip install 'fedloom[federate]'"
-        raise UnusableFormat(f"A federation over a network needs Flower, which is not installed here. {cure}", package="flwr") from None
-    if found != FLOWER:
-        raise UnusableFormat(f"Flower {found} is installed, and this was written for {FLOWER}. Install flwr=={FLOWER}", package="flwr")
-    import flwr  # noqa: F401 - it sets up its logger
-
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what matters is said by us, in one line each
 
 
 @dataclass(frozen=True)
@@ -338,18 +316,3 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise InvalidConfig(f"{address!r} is no address: write HOST:PORT, such as 127.0.0.1:9092", key="address")
     return host.strip("[]"), int(port)
-
-
-def as_record(data: bytes) -> Any:
-    """Bytes as Flower carries them: one array, which it cuts into chunks."""
-    from flwr.app import Array, ArrayRecord, RecordDict
-
-    array = Array(dtype="uint8", shape=(len(data),), stype="fedloom", data=data)
-    return RecordDict({"message": ArrayRecord({"bytes": array})})
-
-
-def from_record(message: Any, most: int) -> bytes:
-    data = bytes(message.content.array_records["message"]["bytes"].data)
-    if len(data) > most:
-        raise ValueError(f"{len(data):,} bytes, more than the {most:,} that are accepted")
-    return data

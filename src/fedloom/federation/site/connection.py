@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from fedloom.core.errors import ConnectionRefused, one_line
-from fedloom.federation.server.superlink import as_record, from_record, need_flower
+from fedloom.federation.wire.flower import as_record, from_record, need_flower
 
 HEARTBEAT = 10.0  # seconds; after two without one the server takes the site for gone, and only then lets it in again
 
