@@ -122,6 +122,19 @@ def test_seeds_and_folder_are_settings(tiny_file: Path) -> None:
         assert (settings.method, settings.seed, settings.run.folder, settings.rounds) == (run.method, run.seed, f"mine/{run.name}", 1)
 
 
+def test_relative_paths_are_those_of_the_run_that_is_there(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run keeps full paths; the same command again must not take them for others."""
+    monkeypatch.chdir(tmp_path)
+    changes = ["data.server=unlabelled", "data.folder=images", "perfedsde.features=features.pth", "weights=start.safetensors"]
+    (run,) = compare.plan(str(tiny_file), changes, ["local"], 1)
+    run.folder.mkdir(parents=True)
+    kept = config.map_paths(config.load(run.command[4], run.command[5:]), lambda path: path and str(tmp_path / path))
+    (run.folder / "config.toml").write_text(config.to_toml(kept))
+    assert compare.plan(str(tiny_file), changes, ["local"], 1)[0].command == (*compare.FEDLOOM, "resume", str(run.folder))
+    with pytest.raises(UnusableFolder, match=r"data\.server is"):
+        compare.plan(str(tiny_file), ["data.server=others", *changes[1:]], ["local"], 1)
+
+
 def test_what_is_printed_as_a_command_works(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(tiny_file.read_text())
     text = (ROOT / "docs/how-to/compare.md").read_text() + (ROOT / "Makefile").read_text().replace("$(BIN)/", "$ ")

@@ -92,6 +92,18 @@ def test_a_run_says_in_plain_lines_how_it_goes_and_where_its_result_is(fedloom_:
     assert {path.name for path in (tmp_path / "runs" / "tiny" / "clients").iterdir()} == {"client-000", "client-001", "client-002"}
 
 
+def test_events_are_json_for_other_programs(fedloom_: Fedloom, tiny_file: Path) -> None:
+    outcome = fedloom_("run", tiny_file, "method=fedavg", "--events", "run.folder=mine")
+    assert outcome.code == 0 and outcome.err == ""
+    events = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [event["kind"] for event in events] == ["begin", "round", "round", "model", "model", "model"]
+    assert [event["done"] for event in events] == [0, 1, 2, 2, 2, 2] and [event["models"] for event in events] == [0, 0, 0, 1, 2, 3]
+    assert all(event["rounds"] == 2 and event["clients"] == 3 for event in events)
+    assert {event["client"] for event in events[3:]} == {"client-000", "client-001", "client-002"}
+    again = fedloom_("resume", "mine", "--events")
+    assert again.code == 0 and again.out == ""  # it was finished: nothing happens
+
+
 def test_resume_of_a_finished_run_shows_its_result_and_changes_nothing(
     fedloom_: Fedloom, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
-from fedloom.federation.agreement import read_agreement, read_site
+from fedloom.federation.agreement import Agreement, read_agreement, read_site
 from support.checks import Fedloom, check_refused
 from support.federation import CLASS_LIST, SITE, SITES, write_digits
+from support.plugged import taken_back
 
 
 def test_what_is_agreed_on(agreement_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -117,6 +118,27 @@ def test_the_digest_is_of_what_must_be_the_same_everywhere(agreement_file: Calla
     ]
     for change in other:
         assert read_agreement(agreement_file(change)).digest != digest, change
+
+
+def test_a_plugins_path_is_its_members_own(agreement_file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "own_method.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedloom.core.settings import setting\n"
+        "from fedloom.methods.base import METHODS\n"
+        "@dataclass(frozen=True)\n"
+        "class Own:\n"
+        "    table: str = setting('', 'a file that each member has', path=True)\n"
+        "    speed: int = setting(1, 'of all')\n"
+        "METHODS.add('own', Own, 'nothing')(lambda settings, tools: None)\n"
+    )
+
+    def agreed(own: str) -> Agreement:
+        return read_agreement(agreement_file(("seed = 5", 'seed = 5\nplugins = ["own_method.py"]'), more=f"\n[own]\n{own}\n"))
+
+    with taken_back():
+        north, south = agreed('table = "here.csv"'), agreed('table = "there.csv"')
+        assert north.settings.components["own"].table == str(tmp_path / "here.csv")
+        assert north.digest == south.digest != agreed('table = "here.csv"\nspeed = 2').digest
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,19 @@ def test_quick_rounds_do_not_flood_a_stream(clock: Clock) -> None:
     assert len(set(lines)) == len(lines)
 
 
+def test_every_personal_model_has_its_line(clock: Clock) -> None:
+    """However quickly they come: a log without one of them looks as if that client had failed."""
+    stream = io.StringIO()
+    with LiveView(Console(file=stream, width=80)) as view:
+        view.begin(1, 50, 1)
+        for client in range(50):
+            clock.now += 0.01
+            view.participation(entry(client, 1, 0.9, final=True))
+    assert [line for line in stream.getvalue().splitlines() if line.startswith("personal model")] == [
+        f"personal model {client + 1} (client-{client}) 90.0%" for client in range(50)
+    ]
+
+
 def test_who_was_too_late_is_counted(clock: Clock) -> None:
     stream = io.StringIO()
     with LiveView(Console(file=stream, width=80)) as view:

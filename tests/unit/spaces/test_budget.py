@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedloom import config
-from fedloom.assemble import simulation as assemble
+from fedloom.assemble import builder
 from fedloom.assemble.builder import make_tools
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
@@ -355,7 +355,7 @@ def test_latency_is_measured_once_per_architecture_and_only_if_limited(
         asked.append(architecture)
         return 1.0
 
-    monkeypatch.setattr(assemble, "measure_latency", measure)
+    monkeypatch.setattr(builder, "measure_latency", measure)
     dataset, draw = read(tiny().data), rng("latency")
     make_tools(tiny("budget.macs=1e12"), dataset, torch.device("cpu")).space.sample(draw)
     assert asked == []
