@@ -6,7 +6,7 @@ WORKERS ?= 2#                             test processes
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest# one thread each: bit equality, and WORKERS processes fit as many cores
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 120# one thread each: bit equality, and WORKERS processes fit as many cores
 RUN_READY := $(VENV)/ready-to-run
 TEST_READY := $(VENV)/ready-to-test
 DOCS_READY := $(VENV)/ready-for-docs

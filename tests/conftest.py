@@ -8,6 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported; proces
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,12 @@ from support.checks import Fedloom, Outcome
 
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
+NEEDS = {  # a machine with the core packages and pytest collects the rest, such as the tests that need a GPU
+    "flwr": ("unit/federation/*", "equivalence/test_flower*", "contracts/test_federation_page.py"),
+    "ray": ("equivalence/test_ray.py",),
+    "grimp": ("contracts/test_architecture.py",),
+}
+collect_ignore_glob = [pattern for package, patterns in NEEDS.items() if not find_spec(package) for pattern in patterns]
 TINY = Path(__file__).parent / "support" / "tiny.toml"
 
 
