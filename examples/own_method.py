@@ -23,7 +23,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer
+from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
@@ -51,7 +51,7 @@ class FedAvgMState:
 
 @METHODS.add("fedavgm", FedAvgMSettings, "one fixed network, averaged with momentum at the server, fine-tuned locally at the end")
 @dataclass(frozen=True)
-class FedAvgM:
+class FedAvgM(Method[FedAvgMState]):
     settings: FedAvgMSettings
     tools: Tools  # space, supernet, and the tools to train, score and personalise
 

@@ -149,16 +149,14 @@ def from_run(table: Mapping[str, Any]) -> Settings:
 
 def _check_names(settings: Settings) -> None:
     SPACES[settings.space]
-    spaces = getattr(METHODS[settings.method].make, "spaces", None)
-    if spaces and settings.space not in spaces:
-        raise InvalidConfig(f"{settings.method} is not defined on {settings.space}. Set space={spaces[0]}", key="space")
+    method = METHODS[settings.method].make
+    if method.spaces and settings.space not in method.spaces:
+        raise InvalidConfig(f"{settings.method} is not defined on {settings.space}. Set space={method.spaces[0]}", key="space")
     if settings.engine not in ENGINES:
         raise InvalidConfig(f"There is no engine named {settings.engine!r}. {did_you_mean(settings.engine, list(ENGINES))}")
     if settings.participants > settings.clients:
         raise InvalidConfig(f"participants is {settings.participants}, but the federation has only {settings.clients} clients")
-    known = tiers(settings.hardware)  # refuses lists that do not go together
-    if check_tiers := getattr(settings.components[settings.method], "check_tiers", None):
-        check_tiers(len(known))
+    method.check_tiers(settings.components[settings.method], len(tiers(settings.hardware)))
 
 
 def presets() -> dict[str, str]:

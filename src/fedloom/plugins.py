@@ -19,6 +19,7 @@ from typing import Any
 
 from fedloom import methods, search, spaces, supernets  # noqa: F401 - their names come first: a plugin cannot take them
 from fedloom.core.errors import FedloomError, UnusablePlugin, one_line
+from fedloom.core.method import Method
 from fedloom.core.registry import Entry
 from fedloom.data.readers import DATASETS
 from fedloom.maths.averaging import AVERAGING
@@ -145,6 +146,8 @@ def _problems(what: str, name: str, entry: Entry[Any], reserved: Collection[str]
         yield f"the {what} cannot be named {name!r}, because settings of that name are something else. Choose another name"
     if getattr(entry.make, "name", name) != name:
         yield f"the {what} {name!r} says name = {entry.make.name!r}. Write the same name in both places"
+    if what == "method" and not (isinstance(entry.make, type) and issubclass(entry.make, Method)):
+        yield f"the method {name!r} must be a class that inherits fedloom.core.method.Method"
     if not is_dataclass(entry.settings):
         yield f"the settings of {name} must be a frozen dataclass; it may be empty"
         return

@@ -50,11 +50,6 @@ TRAINING = {
 }
 
 
-def defined(method: Any, space: str) -> bool:
-    """Whether a method is defined on a space: on all, if it does not say."""
-    return space in getattr(method, "spaces", (space,))
-
-
 @dataclass
 class World:
     """A method, its clients, and a first round already played."""
@@ -107,7 +102,7 @@ def federation() -> Federation:
 def worlds() -> Iterator[Any]:
     """Every method on every space. CI takes the flagship on two and the others on one space each; `make slow` has the rest."""
     for method in METHODS:
-        own = sorted((space.name for space in SPACES if defined(method.make, space.name)), key=lambda name: name != "mobilenetv3")
+        own = method.make.spaces or sorted((space.name for space in SPACES), key=lambda name: name != "mobilenetv3")
         for number, space in enumerate(own):
             marks = [pytest.mark.slow] if number > (method.name == "perfedsde") else []
             yield pytest.param(f"{method.name} on {space}", marks=marks, id=f"{method.name} on {space}")
@@ -116,7 +111,7 @@ def worlds() -> Iterator[Any]:
 @pytest.fixture(scope="module", params=worlds())
 def world(request: pytest.FixtureRequest, federation: Federation) -> World:
     method_name, space_name = request.param.split(" on ")
-    entry = METHODS[method_name]
+    entry: Any = METHODS[method_name]
     own = {item.name: SMALL[item.name] for item in fields(entry.settings) if item.name in SMALL}
     table = {
         "method": entry.name,
@@ -205,6 +200,13 @@ def test_a_restart_changes_no_answer(world: World, tmp_path: Path) -> None:
     for one, other in zip(planned, replanned, strict=True):
         assert same(one, other)
         assert same(world.answer_once(one), world.answer(other))
+
+
+def test_the_shared_supernet_is_whole(world: World) -> None:
+    for state in states_of(world):
+        shared = world.method.supernet_of(state)
+        assert {name: array.shape for name, array in shared.items()} == (dict(world.tools.supernet.shapes) if shared else {})
+    assert bool(shared) == (type(world.method).__name__ not in ("FedAvg", "Local"))
 
 
 def test_start_follows_from_the_seed(world: World) -> None:

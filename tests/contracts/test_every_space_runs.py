@@ -26,7 +26,7 @@ def marks(space: str) -> list[pytest.MarkDecorator]:
 
 
 spaces = pytest.mark.parametrize("space", [pytest.param(entry.name, marks=marks(entry.name)) for entry in SPACES])
-METHOD_SPACES = [(entry.name, getattr(entry.make, "spaces", [space.name for space in SPACES])) for entry in METHODS]
+METHOD_SPACES = [(entry.name, entry.make.spaces or [space.name for space in SPACES]) for entry in METHODS]
 CASES = [  # the flagship on every space, the others on their first; the rest in `make slow`
     *(
         pytest.param(name, "", space, marks=[pytest.mark.slow] if number and name != "perfedsde" else [])

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
+from fedloom.core.method import Method
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.loop import run_rounds
 from fedloom.federation.agreement import RoundSettings
@@ -33,7 +34,7 @@ class ToyState:
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Method[ToyState]):
     """Averages what sites send."""
 
     rounds: int = 2

@@ -212,6 +212,10 @@ REFUSED = {
         HEAD + 'class A:\n    name = "a"\nSPACES.add("b", Own, "")(A)\n',
         "the search space 'b' says name = 'a'. Write the same name in both places",
     ),
+    "no method": (
+        HEAD + 'METHODS.add("mine", Own, "")(lambda settings, tools: None)\n',
+        "the method 'mine' must be a class that inherits fedloom.core.method.Method",
+    ),
     "no settings": (SPACE.replace("Own,", "dict,"), "the settings of mine must be a frozen dataclass"),
     "one number for a gene's values": (
         GENE + 'Gene("width", 3)\n',

@@ -79,10 +79,9 @@ def costs(run: Reopened) -> Costs:
 
 def _images_seen(run: Reopened, client: str) -> int:
     """By training in one participation: whole batches only, in each of the method's epochs."""
-    settings = run.settings
+    training = run.settings.training
     examples = len(run.federation.split.part("train", run.federation.names.index(client)))
-    epochs = getattr(settings.components[settings.method], "iterations", settings.training.epochs)
-    return int(epochs) * (examples - examples % min(settings.training.batch, examples))
+    return run.method.epochs(training.epochs) * (examples - examples % min(training.batch, examples))
 
 
 def _busy(entry: LedgerEntry) -> float:

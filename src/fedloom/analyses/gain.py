@@ -66,8 +66,8 @@ class Gain:
         return {client: Network(one.architecture, plain(shared, one.architecture)) for client, one in found.items()}
 
     def _shared(self) -> Weights:
-        weights = getattr(self.run.state(), "weights", {})
-        if set(weights) != set(self.run.tools.supernet.shapes):
+        weights = self.run.method.supernet_of(self.run.state())
+        if not weights:
             raise InvalidConfig(f"{self.run.settings.method} has no shared supernet at its server. Use --start personal")
         return self.run.tools.tensors(weights)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -44,8 +45,8 @@ def build(settings: Settings, dataset: Dataset, device: torch.device, weights: P
             raise DamagedRun(f"{weights} is missing; the run folder is incomplete", path=str(weights))
         begin, remarks = starting_weights(weights, tools.supernet, tools.pixels.mean, tools.pixels.std)
         tools, remark = replace(tools, start=begin), f"the weights in {settings.weights}{remarks}"
-    method = METHODS[settings.method].make(settings.components[settings.method], tools)
-    return Built(tools, method, _model_facts(settings, dataset), remark)
+    make: Callable[..., Method[Any]] = METHODS[settings.method].make
+    return Built(tools, make(settings.components[settings.method], tools), _model_facts(settings, dataset), remark)
 
 
 def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> Tools:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import Field, dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from fedloom.core.boundary import Manifest
 from fedloom.core.client_site import ClientMemory, ClientSite, Diary, PersonalModel
-from fedloom.core.messages import Instruction, Report
+from fedloom.core.messages import Arrays, Instruction, Report
 
 
 class ServerState(Protocol):
     """A frozen dataclass of arrays, named arrays, numbers and text that counts its rounds; it is saved field by field."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # which every dataclass has
 
     @property
     def round(self) -> int:
@@ -32,25 +35,62 @@ class Answer:
     model: PersonalModel | None = None  # set by the final participation
 
 
-class Method(Protocol[State]):
-    """Every function is pure: same inputs, same outputs.
+class Method(ABC, Generic[State]):
+    """Made from its settings and a ``training.tools.Tools``. Every function is pure: same inputs, same outputs.
 
     A round is ``plan -> answer (at each client) -> absorb``; ``finished`` ends the rounds. Then every client, drawn before or
     not, takes part once more: ``farewell`` says what it receives (action FINISH), ``answer`` returns a personal model and an empty report.
+
+    The rest has defaults: ``spaces``, names of the search spaces the method is defined on (empty: any), ``welcome``, ``supernet_of``,
+    ``epochs`` and ``check_tiers``.
     """
 
+    spaces: ClassVar[tuple[str, ...]] = ()
+
     @property
+    @abstractmethod
     def uploads(self) -> Manifest:
         """Every field a Report may carry: the privacy manifest."""
 
     # -- server ---------------------------------------------------------
-    def start(self, seed: int) -> State: ...
-    def plan(self, state: State, clients: Sequence[str]) -> list[Instruction]: ...
-    def absorb(self, state: State, reports: Sequence[Report]) -> State: ...
-    def finished(self, state: State) -> bool: ...
-    def farewell(self, state: State, client: str) -> Instruction: ...
+    @abstractmethod
+    def start(self, seed: int) -> State:
+        """Before the first round; refuses settings that cannot work."""
+
+    @abstractmethod
+    def plan(self, state: State, clients: Sequence[str]) -> list[Instruction]:
+        """Who takes part in this round, and what each of them receives."""
+
+    @abstractmethod
+    def absorb(self, state: State, reports: Sequence[Report]) -> State:
+        """The next state. Fewer reports may have come than were asked for, or none."""
+
+    @abstractmethod
+    def finished(self, state: State) -> bool:
+        """Whether the rounds are over."""
+
+    @abstractmethod
+    def farewell(self, state: State, client: str) -> Instruction:
+        """What a client receives at the end, also one that was never drawn."""
 
     # -- client ---------------------------------------------------------
-    # A method whose server does the searching may also have ``welcome(state, client, site, rounds) -> Answer``: how a newcomer searches
-    # alone, in a supernet that stays as it is. Others welcome one with ``farewell`` and ``answer``.
-    def answer(self, instruction: Instruction, site: ClientSite) -> Answer: ...
+    @abstractmethod
+    def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
+        """What a client does. Only the report leaves it."""
+
+    # -- what a method may say besides ------------------------------------
+    def welcome(self, state: State, client: str, site: ClientSite, rounds: int) -> Answer:
+        """How a newcomer searches alone, in a supernet that stays as it is. rounds: of its search, where a method searches by rounds."""
+        return self.answer(self.farewell(state, client), site)
+
+    def supernet_of(self, state: State) -> Arrays:
+        """The supernet that all clients share; empty where there is none."""
+        return {}
+
+    def epochs(self, usual: int) -> int:
+        """Passes over its training images that a client makes in a round. usual: ``training.epochs``."""
+        return usual
+
+    @staticmethod
+    def check_tiers(settings: Any, tiers: int) -> None:
+        """Refuses settings of the method that do not fit so many tiers of hardware. Asked when settings are read."""

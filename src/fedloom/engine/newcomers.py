@@ -8,7 +8,7 @@ from typing import Any
 
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import ClientFailed, InvalidConfig
-from fedloom.core.method import Answer, Method, State
+from fedloom.core.method import Method, State
 from fedloom.engine.visit import Visited
 
 ROUNDS = 20  # in which a newcomer tries architectures, for methods that search by rounds
@@ -16,14 +16,13 @@ ROUNDS = 20  # in which a newcomer tries architectures, for methods that search 
 
 def shared_state(initial: State, state: State) -> State:
     """What newcomers may have: everything but what the server knows of single clients, which is what begins empty."""
-    personal: dict[str, Any] = {item.name: {} for item in fields(initial) if getattr(initial, item.name) == {}}  # type: ignore[arg-type]
-    return replace(state, **personal)  # type: ignore[type-var]
+    personal: dict[str, Any] = {item.name: {} for item in fields(initial) if getattr(initial, item.name) == {}}
+    return replace(state, **personal)
 
 
 def welcome(method: Method[Any], state: Any, site: ClientSite, rounds: int = ROUNDS) -> Visited:
     """A newcomer's personal model."""
-    alone = getattr(method, "welcome", None)
-    answer: Answer = alone(state, site.name, site, rounds) if alone else method.answer(method.farewell(state, site.name), site)
+    answer = method.welcome(state, site.name, site, rounds)
     if answer.model is None or answer.report.arrays or answer.report.facts:
         raise ClientFailed(f"{site.name}: a newcomer must end with a personal model and send nothing", client=site.name)
     return Visited(answer, site.clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)

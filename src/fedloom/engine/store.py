@@ -230,7 +230,7 @@ def read_state(path: Path, template: State) -> tuple[State, int]:
     try:
         if facts["state"] != type(template).__name__:
             raise ValueError(f"it holds a {facts['state']}, not a {type(template).__name__}")
-        values = {item.name: _restored(item.name, getattr(template, item.name), arrays, facts) for item in fields(template)}  # type: ignore[arg-type]
+        values = {item.name: _restored(item.name, getattr(template, item.name), arrays, facts) for item in fields(template)}
         return type(template)(**values), int(facts["round"])
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedRun(f"{path} does not hold the state of this run's method and settings: {error}", path=str(path)) from error

@@ -13,7 +13,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer
+from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths.averaging import WHOLE
@@ -37,7 +37,7 @@ class FedAvgState:
 
 @METHODS.add("fedavg", FedAvgSettings, "one fixed network averaged over clients, fine-tuned locally at the end")
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Method[FedAvgState]):
     settings: FedAvgSettings
     tools: Tools
 

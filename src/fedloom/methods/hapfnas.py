@@ -32,7 +32,7 @@ from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import BadReport, InvalidArchitecture, InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer
+from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.server_site import ServerImages
 from fedloom.core.settings import setting
@@ -72,12 +72,6 @@ class HapfnasSettings:
     mutation: float = setting(0.2, "probability of redrawing a gene of a mutant", low=0, high=1)
     finalists: int = setting(256, "architectures that are scored at the end, the best by prediction", low=1)
 
-    def check_tiers(self, count: int) -> None:
-        """Asked when settings are read: how many tiers of hardware there are."""
-        if len(self.macs) not in (0, 1, count):
-            what = f"hapfnas.macs has {len(self.macs)} limits where there are {count} tiers (hardware.*)"
-            raise InvalidConfig(f"{what}. Give one for each tier, or one for all", key="hapfnas.macs")
-
 
 @dataclass(frozen=True)
 class HapfnasState:
@@ -95,7 +89,7 @@ class HapfnasState:
     "HAPFNAS: small models teach the server's supernet, clients search it with a predictor; architectures leave the clients",
 )
 @dataclass(frozen=True)
-class Hapfnas:
+class Hapfnas(Method[HapfnasState]):
     settings: HapfnasSettings
     tools: Tools
 
@@ -104,6 +98,12 @@ class Hapfnas:
         "architecture": Upload("the choices of the network it belongs to: the server cuts the client's part by them", like="architecture"),
         "examples": Upload("number of training examples, the client's weight in averages", low=1, high=LARGEST_COUNT),
     }
+
+    @staticmethod
+    def check_tiers(settings: HapfnasSettings, tiers: int) -> None:
+        if len(settings.macs) not in (0, 1, tiers):
+            what = f"hapfnas.macs has {len(settings.macs)} limits where there are {tiers} tiers (hardware.*)"
+            raise InvalidConfig(f"{what}. Give one for each tier, or one for all", key="hapfnas.macs")
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> HapfnasState:
@@ -133,6 +133,9 @@ class Hapfnas:
             return replace(after, knowledge=frozen(averaging.fedavg(models, [], counts)), supernet=self._taught(state, models, counts))
         found = {report.client: report.arrays["architecture"]["choices"] for report in reports}
         return replace(after, architectures=frozen({**state.architectures, **found}), supernet=self._averaged(state, reports, counts))
+
+    def supernet_of(self, state: HapfnasState) -> Arrays:
+        return state.supernet
 
     def finished(self, state: HapfnasState) -> bool:
         return state.round >= self.tools.rounds

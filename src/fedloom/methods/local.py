@@ -10,7 +10,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest
 from fedloom.core.client_site import ClientSite
 from fedloom.core.messages import FINISH, Instruction, Report
-from fedloom.core.method import Answer
+from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
@@ -33,7 +33,7 @@ class LocalState:
 
 @METHODS.add("local", LocalSettings, "every client trains a fixed network alone; nothing is exchanged")
 @dataclass(frozen=True)
-class Local:
+class Local(Method[LocalState]):
     settings: LocalSettings
     tools: Tools
 

@@ -29,7 +29,7 @@ from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite, Diary
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen, payload_bytes
-from fedloom.core.method import Answer
+from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths import policy
@@ -78,7 +78,7 @@ class PerFedRLNASState:
     "perfedrlnas", PerFedRLNASSettings, "PerFedRLNAS: the server learns a policy per client and sends subnets; accuracies leave the clients"
 )
 @dataclass(frozen=True)
-class PerFedRLNAS:
+class PerFedRLNAS(Method[PerFedRLNASState]):
     settings: PerFedRLNASSettings
     tools: Tools
 
@@ -121,6 +121,9 @@ class PerFedRLNAS:
             visits[client] = np.array(int(visits.get(client, np.array(0))) + 1)
             policies[client] = self._moved(self._policy(state, client), self.drawn(state, client), reward, int(visits[client]))
         return replace(state, policies=frozen(policies), visits=frozen(visits), accuracies=frozen(accuracies), memories=frozen(memories))
+
+    def supernet_of(self, state: PerFedRLNASState) -> Arrays:
+        return state.weights
 
     def finished(self, state: PerFedRLNASState) -> bool:
         return state.round >= self.tools.rounds

@@ -28,7 +28,7 @@ from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer
+from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.generator.files import load_generator
@@ -91,7 +91,7 @@ class PerFedSDEState:
 
 @METHODS.add("perfedsde", PerFedSDESettings, "PerFedSDE-NAS: each client searches its own architecture; only the supernet's update leaves")
 @dataclass(frozen=True)
-class PerFedSDE:
+class PerFedSDE(Method[PerFedSDEState]):
     settings: PerFedSDESettings
     tools: Tools
 
@@ -105,6 +105,9 @@ class PerFedSDE:
         if self.settings.averaging == "fedavg":  # does not read it
             del manifest["coverage"]
         return manifest
+
+    def epochs(self, usual: int) -> int:
+        return self.settings.iterations
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> PerFedSDEState:
@@ -127,6 +130,9 @@ class PerFedSDE:
         mean = combine(updates, coverage, [float(r.facts["examples"]) for r in reports])
         weights = {name: array + mean[name] for name, array in state.weights.items()}
         return replace(state, round=state.round + 1, weights=frozen(weights))
+
+    def supernet_of(self, state: PerFedSDEState) -> Arrays:
+        return state.weights
 
     def finished(self, state: PerFedSDEState) -> bool:
         return state.round >= self.tools.rounds

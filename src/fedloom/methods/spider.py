@@ -36,7 +36,7 @@ from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite, Diary, Examples
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer
+from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths.averaging import WHOLE
@@ -94,7 +94,7 @@ class Own:
 
 @METHODS.add("spider", SpiderSettings, "SPIDER: a local supernet beside the shared one loses operations as rounds go by (space=darts)")
 @dataclass(frozen=True)
-class Spider:
+class Spider(Method[SpiderState]):
     settings: SpiderSettings
     tools: Tools
 
@@ -129,6 +129,9 @@ class Spider:
         mean = combine([r.arrays["update"] for r in reports], [], [float(r.facts["examples"]) for r in reports])
         weights = {name: array + mean[name] for name, array in state.weights.items()}
         return replace(state, round=state.round + 1, weights=frozen(weights))
+
+    def supernet_of(self, state: SpiderState) -> Arrays:
+        return state.weights
 
     def finished(self, state: SpiderState) -> bool:
         return state.round >= self.tools.rounds

@@ -130,5 +130,5 @@ def _space_without_data(folder: Path, settings: Any, why: str) -> tuple[SearchSp
 
 
 def _manifest_without_data(method: str) -> Any:
-    declared = getattr(METHODS[method].make, "uploads", None)
+    declared: Any = METHODS[method].make.uploads  # a property where it depends on settings
     return declared if isinstance(declared, Mapping) else None

@@ -18,6 +18,7 @@ from fedloom.analyses.gain import Gain, gain_of
 from fedloom.assemble import new_run, reopen_run
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig
+from fedloom.core.method import Method
 from fedloom.core.seeds import rng
 from fedloom.engine.run import Watcher
 from fedloom.files import read_arrays
@@ -190,7 +191,7 @@ def test_a_file_of_other_settings_or_a_broken_one_is_left_alone(searched: Path, 
 
 def test_a_method_without_a_supernet_has_nothing_shared(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = reopen_run(searched)
-    monkeypatch.setattr(type(run), "state", lambda self: object())
+    monkeypatch.setattr(type(run.method), "supernet_of", Method.supernet_of)
     with pytest.raises(InvalidConfig, match="no shared supernet at its server"):
         gain_of(run, 0, 1, None, "shared").networks  # noqa: B018
     assert gain_module.EPOCHS == 30  # the paper's

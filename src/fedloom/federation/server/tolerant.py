@@ -16,7 +16,7 @@ from fedloom.core.method import Answer, Method
 
 
 @dataclass(frozen=True)
-class Tolerant:
+class Tolerant(Method[Any]):
     """A method, but reports that it cannot absorb are left out, with one line for each: one for an architecture that is not in the space,
     one without the fields it needs, one after which the state would no longer be finite. As absorbing is pure, it can be tried.
     """
