@@ -42,6 +42,7 @@ ENTRANCES: dict[str, list[Any]] = {
     "Write a method": [
         method.Method,
         method.ServerState,
+        method.per_client,
         method.Answer,
         boundary.Upload,
         messages.Instruction,

@@ -19,7 +19,7 @@ from fedloom.core.boundary import release
 from fedloom.core.client_site import ClientMemory, ClientSite
 from fedloom.core.errors import UndeclaredUpload
 from fedloom.core.messages import Instruction, Report
-from fedloom.core.method import Answer
+from fedloom.core.method import Answer, is_per_client
 from fedloom.data.readers import DataSettings, Pool, read
 from fedloom.data.splits import Federation, SplitSettings, make_split
 from fedloom.engine.loop import run_rounds
@@ -200,6 +200,13 @@ def test_a_restart_changes_no_answer(world: World, tmp_path: Path) -> None:
     for one, other in zip(planned, replanned, strict=True):
         assert same(one, other)
         assert same(world.answer_once(one), world.answer(other))
+
+
+def test_what_belongs_to_single_clients_is_marked(world: World) -> None:
+    for state in [*states_of(world), Link(world, lambda reports: reports).run()]:
+        named = {item.name for item in fields(state) if isinstance(getattr(state, item.name), dict)}
+        of_clients = {name for name in named if set(getattr(state, name)) & set(world.federation.names)}
+        assert of_clients <= {item.name for item in fields(state) if is_per_client(item)}
 
 
 def test_the_shared_supernet_is_whole(world: World) -> None:

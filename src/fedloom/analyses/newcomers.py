@@ -61,7 +61,7 @@ def check_run(run: Reopened) -> None:
 def with_personal_models(run: Reopened, clients: int, seed: int, progress: Callable[[int, float, float], None]) -> Joined:
     """Newcomers of a method without policies. progress: how many have their model, the mean of their accuracies so far, the spread."""
     place, federation, names = _newcomers(run, clients, seed)
-    state = replace(shared_state(run.method.start(run.settings.seed), run.state()), seed=place)
+    state = replace(shared_state(run.state()), seed=place)
     newcomers: list[Newcomer] = []
     for name, own in names.items():
         diary = welcome(run.method, state, ClientSite(name, federation.data_of(own))).answer.diary
@@ -89,7 +89,7 @@ def with_policies(run: Reopened, clients: int, rounds: int, seed: int, progress:
     tools = run.tools
     method: Any = run.method
     place, federation, names = _newcomers(run, clients, seed)
-    state = replace(run.state(), round=0, seed=place, policies={}, visits={}, accuracies={}, memories={})
+    state = replace(shared_state(run.state()), round=0, seed=place)
     weights = tools.tensors(dict(state.weights))
 
     def tried(architecture: Any, name: str) -> tuple[float, float]:

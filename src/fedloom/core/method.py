@@ -25,6 +25,18 @@ class ServerState(Protocol):
 State = TypeVar("State", bound=ServerState)
 
 
+def per_client() -> Any:
+    """A field of a server state that holds an array of each client, by name; empty unless ``start`` says otherwise.
+
+    Newcomers never receive such a field, and its names may change from round to round.
+    """
+    return field(default_factory=dict, metadata={"per_client": True})
+
+
+def is_per_client(item: Field[Any]) -> bool:
+    return bool(item.metadata.get("per_client"))
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a client makes of an instruction. Only the report may leave; the rest stays at the client."""

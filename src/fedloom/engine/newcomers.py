@@ -8,15 +8,15 @@ from typing import Any
 
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import ClientFailed, InvalidConfig
-from fedloom.core.method import Method, State
+from fedloom.core.method import Method, State, is_per_client
 from fedloom.engine.visit import Visited
 
 ROUNDS = 20  # in which a newcomer tries architectures, for methods that search by rounds
 
 
-def shared_state(initial: State, state: State) -> State:
-    """What newcomers may have: everything but what the server knows of single clients, which is what begins empty."""
-    personal: dict[str, Any] = {item.name: {} for item in fields(initial) if getattr(initial, item.name) == {}}
+def shared_state(state: State) -> State:
+    """What newcomers may have: everything but what the server knows of single clients."""
+    personal: dict[str, Any] = {item.name: {} for item in fields(state) if is_per_client(item)}
     return replace(state, **personal)
 
 

@@ -21,14 +21,14 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
 from fedloom.core.client_site import ClientMemory, PersonalModel
 from fedloom.core.errors import DamagedRun, UnusableFolder, printable
 from fedloom.core.messages import Arrays, frozen
-from fedloom.core.method import State
+from fedloom.core.method import State, is_per_client
 from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry
 from fedloom.files import append_lines, read_arrays, unwritable, write_arrays, write_file
 
@@ -230,17 +230,18 @@ def read_state(path: Path, template: State) -> tuple[State, int]:
     try:
         if facts["state"] != type(template).__name__:
             raise ValueError(f"it holds a {facts['state']}, not a {type(template).__name__}")
-        values = {item.name: _restored(item.name, getattr(template, item.name), arrays, facts) for item in fields(template)}
+        values = {item.name: _restored(item, getattr(template, item.name), arrays, facts) for item in fields(template)}
         return type(template)(**values), int(facts["round"])
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedRun(f"{path} does not hold the state of this run's method and settings: {error}", path=str(path)) from error
 
 
-def _restored(name: str, model: Any, arrays: dict[str, Any], facts: dict[str, Any]) -> Any:
+def _restored(item: Field[Any], model: Any, arrays: dict[str, Any], facts: dict[str, Any]) -> Any:
     """One field of a state, of the kind, names and shapes that ``model`` has."""
+    name = item.name
     if isinstance(model, dict):  # in the model's order: the file's is its own
         saved = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
-        if not model:  # filled in later rounds
+        if not model or is_per_client(item):  # filled in later rounds
             return frozen(saved)
         named = {key: saved[key] for key in model}
         more = sorted(set(saved) - set(model))

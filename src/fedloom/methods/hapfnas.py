@@ -32,7 +32,7 @@ from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import BadReport, InvalidArchitecture, InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer, Method
+from fedloom.core.method import Answer, Method, per_client
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.server_site import ServerImages
 from fedloom.core.settings import setting
@@ -79,8 +79,8 @@ class HapfnasState:
     seed: int
     knowledge: Arrays  # the average knowledge model, a plain network
     supernet: Arrays
-    architectures: Arrays  # client -> (genes,) choices, of clients that have searched
-    examples: Arrays  # client -> () the latest it reported
+    architectures: Arrays = per_client()  # (genes,) choices, of clients that have searched
+    examples: Arrays = per_client()  # () the latest it reported
 
 
 @METHODS.add(
@@ -113,7 +113,7 @@ class Hapfnas(Method[HapfnasState]):
         for limit in self.settings.macs:
             self._within(limit)  # refuses limits that nothing keeps
         knowledge, supernet = self.tools.initial_network(seed, self._smallest), self.tools.initial_supernet(seed)
-        return HapfnasState(0, seed, frozen(knowledge), frozen(supernet), {}, {})
+        return HapfnasState(0, seed, frozen(knowledge), frozen(supernet))
 
     def plan(self, state: HapfnasState, clients: Sequence[str]) -> list[Instruction]:
         drawn = self.tools.draw_participants(state.seed, state.round, list(clients))

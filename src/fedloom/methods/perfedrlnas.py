@@ -29,7 +29,7 @@ from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite, Diary
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen, payload_bytes
-from fedloom.core.method import Answer, Method
+from fedloom.core.method import Answer, Method, per_client
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths import policy
@@ -68,10 +68,10 @@ class PerFedRLNASState:
     round: int
     seed: int
     weights: Arrays
-    policies: Arrays  # client -> (3, genes, widest) logits and Adam's two moments; of clients that took part
-    visits: Arrays  # client -> () how often it took part
-    accuracies: Arrays  # client -> () the latest it reported
-    memories: Arrays  # client -> () the latest share of its memory that training took, 1 where it did not fit
+    policies: Arrays = per_client()  # (3, genes, widest) logits and Adam's two moments; of clients that took part
+    visits: Arrays = per_client()  # () how often it took part
+    accuracies: Arrays = per_client()  # () the latest it reported
+    memories: Arrays = per_client()  # () the latest share of its memory that training took, 1 where it did not fit
 
 
 @METHODS.add(
@@ -99,7 +99,7 @@ class PerFedRLNAS(Method[PerFedRLNASState]):
         if self.settings.memory == "measured" and self.tools.device.type != "cuda":
             what = "perfedrlnas.memory=measured needs a GPU: on a CPU nothing says what one training took"
             raise InvalidConfig(f"{what}. Set perfedrlnas.memory=analytic", key="perfedrlnas.memory")
-        return PerFedRLNASState(0, seed, frozen(self.tools.initial_supernet(seed)), {}, {}, {}, {})
+        return PerFedRLNASState(0, seed, frozen(self.tools.initial_supernet(seed)))
 
     def plan(self, state: PerFedRLNASState, clients: Sequence[str]) -> list[Instruction]:
         drawn = self.tools.draw_participants(state.seed, state.round, list(clients))

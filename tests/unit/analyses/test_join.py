@@ -136,7 +136,7 @@ def test_every_search_method_welcomes_newcomers_and_hears_nothing(
 
 def test_newcomers_get_nothing_of_others(folder: Path) -> None:
     run = reopen_run(folder)
-    state: Any = shared_state(run.method.start(0), run.state())
+    state: Any = shared_state(run.state())
     assert run.state().policies and not (state.policies or state.visits or state.accuracies or state.memories)
     assert all(np.array_equal(state.weights[name], array) for name, array in run.state().weights.items())
 
@@ -158,6 +158,6 @@ def test_a_policy_that_learns_alone(folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scorer, "score_network", listen)
-        visited = welcome(method, shared_state(method.start(0), run.state()), ClientSite("late", data), rounds=6)
+        visited = welcome(method, shared_state(run.state()), ClientSite("late", data), rounds=6)
     assert visited.answer.model is not None and visited.answer.diary.evaluated_architectures == len(scored)
     assert scored[visited.answer.model.architecture] == max(scored.values())

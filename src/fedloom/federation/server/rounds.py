@@ -83,7 +83,7 @@ def _prepare_newcomers(store: Store, method: Method[Any], initial: Any, digest: 
     """What sites need that arrive later, and nothing of those that took part."""
     state, path = store.load_state(initial), store.folder / NEWCOMERS
     if method.uploads and state is not None:
-        arrays, facts = pack_state(shared_state(initial, state), state.round)
+        arrays, facts = pack_state(shared_state(state), state.round)
         write_arrays(path, arrays, {**facts, "federation": digest})
         say(f"{path} is for sites that arrive later: fedloom join {NEWCOMERS} --site SITE.toml")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import BadMessage, ConnectionRefused, FedloomError, InvalidConfig, one_line, printable
-from fedloom.engine.newcomers import check_joinable, welcome
+from fedloom.engine.newcomers import check_joinable, shared_state, welcome
 from fedloom.engine.store import Store, read_state
 from fedloom.federation.agreement import SiteSettings, keep_to, read_agreement
 from fedloom.federation.site.connection import Connection
@@ -108,7 +108,7 @@ def join(settings: SiteSettings, file: Path, rounds: int, say: Say) -> Path:
     try:
         participant = Participant(settings, agreement, None, store, say)
         check_joinable(participant.method, agreement.settings.method)
-        state, _ = read_state(file, participant.method.start(agreement.settings.seed))
+        state, _ = read_state(file, shared_state(participant.method.start(agreement.settings.seed)))
         participant.keep(state, welcome(participant.method, state, ClientSite(settings.name, participant.data), rounds))
         return participant.settle()
     finally:
