@@ -16,7 +16,7 @@ from fedloom.core import boundary, client_site, messages, method, registry, resu
 from fedloom.data.readers import DATASETS
 from fedloom.engine.run import Watcher
 from fedloom.maths.averaging import AVERAGING
-from fedloom.methods.base import METHODS
+from fedloom.methods.base import METHODS, AveragingMethod, FederatedMethod
 from fedloom.models import export, predict
 from fedloom.models.personal import load_model
 from fedloom.report.terminal.live import LiveView
@@ -43,6 +43,8 @@ ENTRANCES: dict[str, list[Any]] = {
         method.Method,
         method.ServerState,
         method.per_client,
+        FederatedMethod,
+        AveragingMethod,
         method.Answer,
         boundary.Upload,
         messages.Instruction,

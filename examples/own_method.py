@@ -110,7 +110,7 @@ class FedAvgM(Method[FedAvgMState]):
         with site.clock("train"):
             rates = tools.rates(instruction.round, tools.training.epochs)
             trained = tools.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
-            update = tools.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
+            update = tools.update(trained.weights, received)
         diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
         return Answer(report, diary=diary)

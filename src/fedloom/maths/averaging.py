@@ -38,6 +38,10 @@ def coverage_effort(updates: Sequence[Arrays], coverage: Sequence[Arrays], examp
     return _ratio(updates, coverage, examples)
 
 
+def moved(weights: Arrays, change: Arrays) -> dict[str, Array]:
+    return {name: array + change[name] for name, array in weights.items()}
+
+
 # -- robust rules: what a few clients send that lie cannot move the others far ----------------------------------------------------
 # All three first shorten updates that are longer than the median update to that length (Sun et al., 2019, with the median as the bound):
 # an entry that only one or two clients trained has no majority to outvote a liar, so at least his step must not be longer than others'.

@@ -5,20 +5,18 @@ Deviation: normalisation statistics are not averaged; every client measures its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite
-from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer, Method
-from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.messages import FINISH, Arrays, Instruction, Report, frozen
+from fedloom.core.method import Answer
+from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.maths.averaging import WHOLE
-from fedloom.methods.base import METHODS
-from fedloom.training.tools import Tools
+from fedloom.methods.base import METHODS, AveragingMethod, message
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,8 @@ class FedAvgState:
 
 @METHODS.add("fedavg", FedAvgSettings, "one fixed network averaged over clients, fine-tuned locally at the end")
 @dataclass(frozen=True)
-class FedAvg(Method[FedAvgState]):
+class FedAvg(AveragingMethod[FedAvgState]):
     settings: FedAvgSettings
-    tools: Tools
 
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared network", like="weights"),
@@ -51,27 +48,8 @@ class FedAvg(Method[FedAvgState]):
         architecture = self.tools.space.find(self.settings.architecture, rng(seed, "architecture"))
         return FedAvgState(0, seed, architecture.id, frozen(self.tools.initial_network(seed, architecture)))
 
-    def plan(self, state: FedAvgState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
-        return [self._instruct(state, client, TRAIN) for client in drawn]
-
-    def absorb(self, state: FedAvgState, reports: Sequence[Report]) -> FedAvgState:
-        if not reports:
-            return replace(state, round=state.round + 1)
-        combine = WHOLE[self.settings.averaging]
-        mean = combine([r.arrays["update"] for r in reports], [], [float(r.facts["examples"]) for r in reports])
-        weights = {name: array + mean[name] for name, array in state.weights.items()}
-        return replace(state, round=state.round + 1, weights=frozen(weights))
-
-    def finished(self, state: FedAvgState) -> bool:
-        return state.round >= self.tools.rounds
-
-    def farewell(self, state: FedAvgState, client: str) -> Instruction:
-        return self._instruct(state, client, FINISH)
-
-    def _instruct(self, state: FedAvgState, client: str, action: str) -> Instruction:
-        seed = derive_seed(state.seed, state.round, client)
-        return Instruction(client, state.round, action, seed, {"weights": state.weights}, {"architecture": state.architecture})
+    def instruct(self, state: FedAvgState, client: str, action: str) -> Instruction:
+        return message(state, client, action, {"weights": state.weights}, {"architecture": state.architecture})
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
@@ -84,7 +62,7 @@ class FedAvg(Method[FedAvgState]):
         with site.clock("train"):
             rates = tools.rates(instruction.round, tools.training.epochs)
             trained = tools.trainer.train_network(received, architecture, site.data.train, rates, rng(instruction.seed, "train"))
-            update = tools.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
+            update = tools.update(trained.weights, received)
         diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
         return Answer(report, diary=diary)

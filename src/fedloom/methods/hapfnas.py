@@ -32,19 +32,18 @@ from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import BadReport, InvalidArchitecture, InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer, Method, per_client
-from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.method import Answer, per_client
+from fedloom.core.seeds import rng
 from fedloom.core.server_site import ServerImages
 from fedloom.core.settings import setting
 from fedloom.maths import averaging
 from fedloom.maths.distillation import balanced_softmax, ensemble
-from fedloom.methods.base import METHODS
+from fedloom.methods.base import METHODS, FederatedMethod, message
 from fedloom.search.forest import fit_forest
 from fedloom.search.guided import Found, GuidedSearch, Scores
 from fedloom.spaces.budget import Bounded, Limit, macs_by_data
 from fedloom.supernets.base import Weights
 from fedloom.training.local import Teacher, Trainer
-from fedloom.training.tools import Tools
 
 KNOWLEDGE, SEARCH, SUBNET = "knowledge", "search", "subnet"  # what a client gets: the knowledge model, the supernet to search, its own part
 
@@ -89,9 +88,8 @@ class HapfnasState:
     "HAPFNAS: small models teach the server's supernet, clients search it with a predictor; architectures leave the clients",
 )
 @dataclass(frozen=True)
-class Hapfnas(Method[HapfnasState]):
+class Hapfnas(FederatedMethod[HapfnasState]):
     settings: HapfnasSettings
-    tools: Tools
 
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the knowledge model, later in the client's subnet", like="weights", part=True),
@@ -115,11 +113,20 @@ class Hapfnas(Method[HapfnasState]):
         knowledge, supernet = self.tools.initial_network(seed, self._smallest), self.tools.initial_supernet(seed)
         return HapfnasState(0, seed, frozen(knowledge), frozen(supernet))
 
-    def plan(self, state: HapfnasState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
-        if state.round < self.supernet_rounds:
-            return [self._message(state, client, TRAIN, KNOWLEDGE, self._smallest, state.knowledge) for client in drawn]
-        return [self._instruct(state, client, TRAIN) for client in drawn]
+    def instruct(self, state: HapfnasState, client: str, action: str) -> Instruction:
+        """The knowledge model in supernet rounds. Then the client's own part, or the whole supernet to one that has not searched; at the
+        end a part is a network of its own."""
+        task, architecture, facts = SEARCH, self._smallest, {}
+        known = state.architectures.get(client)
+        if action == TRAIN and state.round < self.supernet_rounds:
+            task, weights = KNOWLEDGE, state.knowledge
+        elif known is None:
+            weights, numbers = state.supernet, [int(count) for count in state.examples.values()]
+            facts = {"fewest": min(numbers, default=0), "most": max(numbers, default=0)}
+        else:
+            task, architecture = SUBNET, self.tools.space.canonical(known)
+            weights = (self.tools.network_of if action == FINISH else self.tools.part_of)(state.supernet, architecture)
+        return message(state, client, action, {"weights": weights, "architecture": _choices(architecture)}, {"task": task, **facts})
 
     def absorb(self, state: HapfnasState, reports: Sequence[Report]) -> HapfnasState:
         after = replace(state, round=state.round + 1)
@@ -129,19 +136,13 @@ class Hapfnas(Method[HapfnasState]):
         known = {report.client: np.array(count) for report, count in zip(reports, counts, strict=True)}
         after = replace(after, examples=frozen({**state.examples, **known}))
         if state.round < self.supernet_rounds:
-            models = [_sum(state.knowledge, _whole(report, state.knowledge)) for report in reports]
+            models = [averaging.moved(state.knowledge, _whole(report, state.knowledge)) for report in reports]
             return replace(after, knowledge=frozen(averaging.fedavg(models, [], counts)), supernet=self._taught(state, models, counts))
         found = {report.client: report.arrays["architecture"]["choices"] for report in reports}
         return replace(after, architectures=frozen({**state.architectures, **found}), supernet=self._averaged(state, reports, counts))
 
     def supernet_of(self, state: HapfnasState) -> Arrays:
         return state.supernet
-
-    def finished(self, state: HapfnasState) -> bool:
-        return state.round >= self.tools.rounds
-
-    def farewell(self, state: HapfnasState, client: str) -> Instruction:
-        return self._instruct(state, client, FINISH)
 
     @property
     def supernet_rounds(self) -> int:
@@ -150,24 +151,6 @@ class Hapfnas(Method[HapfnasState]):
     @property
     def _smallest(self) -> Architecture:
         return self.tools.space.named["smallest"]
-
-    def _instruct(self, state: HapfnasState, client: str, action: str) -> Instruction:
-        """The client's own part; the whole supernet to one that has not searched. At the end a part is a network of its own."""
-        known = state.architectures.get(client)
-        if known is None:
-            numbers = [int(count) for count in state.examples.values()]
-            facts = {"fewest": min(numbers, default=0), "most": max(numbers, default=0)}
-            return self._message(state, client, action, SEARCH, self._smallest, state.supernet, **facts)
-        architecture = self.tools.space.canonical(known)
-        cut = self.tools.network_of if action == FINISH else self.tools.part_of
-        return self._message(state, client, action, SUBNET, architecture, cut(state.supernet, architecture))
-
-    def _message(
-        self, state: HapfnasState, client: str, action: str, task: str, architecture: Architecture, weights: Arrays, **facts: int
-    ) -> Instruction:
-        seed = derive_seed(state.seed, state.round, client)
-        arrays = {"weights": weights, "architecture": _choices(architecture)}
-        return Instruction(client, state.round, action, seed, arrays, {"task": task, **facts})
 
     # -- what the server learns -------------------------------------------------
     def _images(self) -> ServerImages:
@@ -241,7 +224,7 @@ class Hapfnas(Method[HapfnasState]):
         with site.clock("train"):
             rates = self._rates(instruction.round, knowledge=task == KNOWLEDGE)
             trained = self._trainer.train_network(own, architecture, data.train, rates, rng(instruction.seed, "train"))
-        update = tools.arrays({name: tensor - own[name] for name, tensor in trained.weights.items()})
+        update = tools.update(trained.weights, own)
         diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         arrays = {"update": update, "architecture": _choices(architecture)}
         report = Report(instruction.client, instruction.round, arrays, {"examples": len(data.train)})
@@ -300,7 +283,3 @@ def _whole(report: Report, weights: Arrays) -> Arrays:
 
 def _choices(architecture: Architecture) -> Arrays:
     return {"choices": np.array(architecture.choices, np.int32)}
-
-
-def _sum(weights: Arrays, change: Arrays) -> dict[str, np.ndarray]:
-    return {name: array + change[name] for name, array in weights.items()}

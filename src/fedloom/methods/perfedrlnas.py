@@ -28,16 +28,15 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite, Diary
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen, payload_bytes
-from fedloom.core.method import Answer, Method, per_client
+from fedloom.core.messages import FINISH, Arrays, Instruction, Report, frozen, payload_bytes
+from fedloom.core.method import Answer, per_client
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths import policy
 from fedloom.maths.averaging import AVERAGING
-from fedloom.methods.base import METHODS
+from fedloom.methods.base import METHODS, FederatedMethod, message
 from fedloom.supernets.base import Weights
 from fedloom.training.peak import MeasuredPeak
-from fedloom.training.tools import Tools
 
 TRIES = 20  # draws before one over budget is reduced instead
 
@@ -78,9 +77,8 @@ class PerFedRLNASState:
     "perfedrlnas", PerFedRLNASSettings, "PerFedRLNAS: the server learns a policy per client and sends subnets; accuracies leave the clients"
 )
 @dataclass(frozen=True)
-class PerFedRLNAS(Method[PerFedRLNASState]):
+class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
     settings: PerFedRLNASSettings
-    tools: Tools
 
     @property
     def uploads(self) -> Manifest:
@@ -101,9 +99,12 @@ class PerFedRLNAS(Method[PerFedRLNASState]):
             raise InvalidConfig(f"{what}. Set perfedrlnas.memory=analytic", key="perfedrlnas.memory")
         return PerFedRLNASState(0, seed, frozen(self.tools.initial_supernet(seed)))
 
-    def plan(self, state: PerFedRLNASState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
-        return [self._instruct(state, client) for client in drawn]
+    def instruct(self, state: PerFedRLNASState, client: str, action: str) -> Instruction:
+        """The part of the supernet that this round draws for the client; at the end its most likely architecture, as a network."""
+        final = action == FINISH
+        architecture = (self.chosen if final else self.drawn)(state, client)
+        weights = (self.tools.network_of if final else self.tools.part_of)(state.weights, architecture)
+        return message(state, client, action, {"weights": weights}, {"architecture": architecture.id})
 
     def absorb(self, state: PerFedRLNASState, reports: Sequence[Report]) -> PerFedRLNASState:
         trained = [report for report in reports if report.facts]  # the others had too little memory
@@ -124,22 +125,6 @@ class PerFedRLNAS(Method[PerFedRLNASState]):
 
     def supernet_of(self, state: PerFedRLNASState) -> Arrays:
         return state.weights
-
-    def finished(self, state: PerFedRLNASState) -> bool:
-        return state.round >= self.tools.rounds
-
-    def farewell(self, state: PerFedRLNASState, client: str) -> Instruction:
-        """The client's most likely architecture, as a network of its own."""
-        architecture = self.chosen(state, client)
-        return self._message(state, client, FINISH, architecture, self.tools.network_of(state.weights, architecture))
-
-    def _instruct(self, state: PerFedRLNASState, client: str) -> Instruction:
-        architecture = self.drawn(state, client)
-        return self._message(state, client, TRAIN, architecture, self.tools.part_of(state.weights, architecture))
-
-    def _message(self, state: PerFedRLNASState, client: str, action: str, architecture: Architecture, weights: Arrays) -> Instruction:
-        seed = derive_seed(state.seed, state.round, client)
-        return Instruction(client, state.round, action, seed, {"weights": weights}, {"architecture": architecture.id})
 
     # -- policies ---------------------------------------------------------------
     def _policy(self, state: PerFedRLNASState, client: str) -> np.ndarray:
@@ -232,7 +217,7 @@ class PerFedRLNAS(Method[PerFedRLNASState]):
         except torch.OutOfMemoryError:  # simulated or real: this client goes on, with another subnet next time
             diary = Diary(architecture=architecture.id, notes={"out_of_memory": 1.0, "memory": use})
             return Answer(Report(instruction.client, instruction.round), diary=diary)
-        update = tools.arrays({name: tensor - received[name] for name, tensor in trained.weights.items()})
+        update = tools.update(trained.weights, received)
         with site.clock("score"):
             statistics = tools.scorer.calibrate(trained.weights, architecture, site.data.train)
             score = tools.scorer.score_network(trained.weights, architecture, statistics, tools.selecting(site.data))

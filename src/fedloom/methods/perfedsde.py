@@ -27,21 +27,20 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer, Method
-from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.messages import FINISH, Arrays, Instruction, Report, frozen
+from fedloom.core.method import Answer
+from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import STRONGEST, AnyGenerator
 from fedloom.maths.averaging import AVERAGING
 from fedloom.maths.samplers import SAMPLERS
-from fedloom.methods.base import METHODS
+from fedloom.methods.base import METHODS, AveragingMethod
 from fedloom.search.base import SURROGATES
 from fedloom.search.candidates import Candidates, drawn_beside
 from fedloom.supernets.base import Weights
 from fedloom.training.local import one_of
 from fedloom.training.scoring import Scored, best_first
-from fedloom.training.tools import Tools
 
 NONE: dict[str, Any] = {"none": None}
 
@@ -91,9 +90,8 @@ class PerFedSDEState:
 
 @METHODS.add("perfedsde", PerFedSDESettings, "PerFedSDE-NAS: each client searches its own architecture; only the supernet's update leaves")
 @dataclass(frozen=True)
-class PerFedSDE(Method[PerFedSDEState]):
+class PerFedSDE(AveragingMethod[PerFedSDEState]):
     settings: PerFedSDESettings
-    tools: Tools
 
     @property
     def uploads(self) -> Manifest:
@@ -118,30 +116,8 @@ class PerFedSDE(Method[PerFedSDEState]):
             _ = self._generator  # a missing or foreign file shows before the first round
         return PerFedSDEState(0, seed, frozen(self.tools.initial_supernet(seed)))
 
-    def plan(self, state: PerFedSDEState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
-        return [self._instruct(state, client, TRAIN) for client in drawn]
-
-    def absorb(self, state: PerFedSDEState, reports: Sequence[Report]) -> PerFedSDEState:
-        if not reports:
-            return replace(state, round=state.round + 1)
-        combine = AVERAGING[self.settings.averaging]
-        updates, coverage = [r.arrays["update"] for r in reports], [r.arrays.get("coverage", {}) for r in reports]
-        mean = combine(updates, coverage, [float(r.facts["examples"]) for r in reports])
-        weights = {name: array + mean[name] for name, array in state.weights.items()}
-        return replace(state, round=state.round + 1, weights=frozen(weights))
-
     def supernet_of(self, state: PerFedSDEState) -> Arrays:
         return state.weights
-
-    def finished(self, state: PerFedSDEState) -> bool:
-        return state.round >= self.tools.rounds
-
-    def farewell(self, state: PerFedSDEState, client: str) -> Instruction:
-        return self._instruct(state, client, FINISH)
-
-    def _instruct(self, state: PerFedSDEState, client: str, action: str) -> Instruction:
-        return Instruction(client, state.round, action, derive_seed(state.seed, state.round, client), {"weights": state.weights})
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
@@ -176,7 +152,7 @@ class PerFedSDE(Method[PerFedSDEState]):
             population, scored = best_first([*population, *new])[:size], scored + len(new)
         best = population[0].architecture
         with site.clock("train"):
-            update = tools.arrays({name: tensor - received[name] for name, tensor in weights.items()})
+            update = tools.update(weights, received)
             coverage = self._coverage(steps)
         diary, _ = tools.test(site, best, tools.supernet.plain(weights, best), macs)
         stored = sum(tensor.numel() for tensor in weights.values())

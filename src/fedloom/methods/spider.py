@@ -23,7 +23,6 @@ statistics are measured at each client. ``none`` is never kept by choice, only l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -35,21 +34,20 @@ import torch
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite, Diary, Examples
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
-from fedloom.core.method import Answer, Method
-from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.messages import FINISH, Arrays, Instruction, Report, frozen
+from fedloom.core.method import Answer
+from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.maths.averaging import WHOLE
 from fedloom.maths.perturbation import Kept, Rank, decide_edges, decided, prune_nodes
 from fedloom.maths.relaxation import Table, mixed_level_step, softmax, strongest
-from fedloom.methods.base import METHODS
+from fedloom.methods.base import METHODS, AveragingMethod
 from fedloom.spaces.budget import Bounded
 from fedloom.spaces.genotype import EDGES, NODES
 from fedloom.supernets.base import Weights
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.mixtures import Mixtures
 from fedloom.training.packed import flattened, sgd
-from fedloom.training.tools import Tools
 
 TARGETS = tuple(target for _, target in EDGES)
 WIDE = NODES - 1  # nodes of a cell with more than two inputs: all but the first
@@ -94,9 +92,8 @@ class Own:
 
 @METHODS.add("spider", SpiderSettings, "SPIDER: a local supernet beside the shared one loses operations as rounds go by (space=darts)")
 @dataclass(frozen=True)
-class Spider(Method[SpiderState]):
+class Spider(AveragingMethod[SpiderState]):
     settings: SpiderSettings
-    tools: Tools
 
     spaces: ClassVar[tuple[str, ...]] = ("darts",)  # edges must be able to add up their operations
     uploads: ClassVar[Manifest] = {
@@ -118,29 +115,8 @@ class Spider(Method[SpiderState]):
             raise InvalidConfig(f"spider.prune leaves edges out, and the space has no operation none to say so. {cure}", key="prune")
         return SpiderState(0, seed, frozen(self.tools.initial_supernet(seed)))
 
-    def plan(self, state: SpiderState, clients: Sequence[str]) -> list[Instruction]:
-        drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
-        return [self._instruct(state, client, TRAIN) for client in drawn]
-
-    def absorb(self, state: SpiderState, reports: Sequence[Report]) -> SpiderState:
-        if not reports:
-            return replace(state, round=state.round + 1)
-        combine = WHOLE[self.settings.averaging]
-        mean = combine([r.arrays["update"] for r in reports], [], [float(r.facts["examples"]) for r in reports])
-        weights = {name: array + mean[name] for name, array in state.weights.items()}
-        return replace(state, round=state.round + 1, weights=frozen(weights))
-
     def supernet_of(self, state: SpiderState) -> Arrays:
         return state.weights
-
-    def finished(self, state: SpiderState) -> bool:
-        return state.round >= self.tools.rounds
-
-    def farewell(self, state: SpiderState, client: str) -> Instruction:
-        return self._instruct(state, client, FINISH)
-
-    def _instruct(self, state: SpiderState, client: str, action: str) -> Instruction:
-        return Instruction(client, state.round, action, derive_seed(state.seed, state.round, client), {"weights": state.weights})
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
@@ -154,7 +130,7 @@ class Spider(Method[SpiderState]):
             model, diary = self.tools.personalise(site, architecture, plain, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), self._remember(own), diary, model)
         shared, own, macs = self._train(instruction, site, received, own)
-        update = self.tools.arrays({name: shared[name] - received[name] for name in received})
+        update = self.tools.update(shared, received)
         report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
         return Answer(report, self._remember(own), self._diary(site, own, macs, tried))
 

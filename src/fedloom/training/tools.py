@@ -17,7 +17,7 @@ from fedloom.core.errors import BadReport, ClientFailed
 from fedloom.core.messages import Array, Arrays, frozen
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.server_site import ServerImages
-from fedloom.maths.averaging import Rule
+from fedloom.maths.averaging import Rule, moved
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
@@ -58,6 +58,10 @@ class Tools:
     def arrays(weights: Weights) -> dict[str, Any]:
         return {name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}
 
+    def update(self, trained: Weights, received: Weights) -> dict[str, Any]:
+        """What training changed."""
+        return self.arrays({name: tensor - received[name] for name, tensor in trained.items()})
+
     def initial_supernet(self, seed: int) -> dict[str, Any]:
         return self.arrays(self._initial(seed))
 
@@ -82,8 +86,7 @@ class Tools:
         """A supernet after updates of parts of it, by one of the rules for averaging; entries that are in no part stay as they are."""
         padded = [self._padded(part, architecture, weights) for architecture, part in updates]
         coverage = [self.arrays(self.supernet.coverage({architecture: 1})) for architecture, _ in updates]
-        mean = rule(padded, coverage, examples)
-        return {name: array + mean[name] for name, array in weights.items()}
+        return moved(weights, rule(padded, coverage, examples))
 
     def _padded(self, part: Arrays, architecture: Architecture, weights: Arrays) -> dict[str, Array]:
         """A part in its place in arrays of the supernet's shapes, with zeros around it."""

@@ -125,11 +125,12 @@ def test_a_plugins_path_is_its_members_own(agreement_file: Callable[..., Path], 
         "from dataclasses import dataclass\n"
         "from fedloom.core.settings import setting\n"
         "from fedloom.methods.base import METHODS\n"
+        "from fedloom.methods.local import Local\n"
         "@dataclass(frozen=True)\n"
         "class Own:\n"
         "    table: str = setting('', 'a file that each member has', path=True)\n"
         "    speed: int = setting(1, 'of all')\n"
-        "METHODS.add('own', Own, 'nothing')(lambda settings, tools: None)\n"
+        "METHODS.add('own', Own, 'nothing')(Local)\n"
     )
 
     def agreed(own: str) -> Agreement:

@@ -14,7 +14,7 @@ from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.hardware import Hardware
-from fedloom.core.messages import Instruction, Report, payload_bytes
+from fedloom.core.messages import TRAIN, Instruction, Report, payload_bytes
 from fedloom.core.method import Answer
 from fedloom.maths import policy
 from fedloom.methods import perfedrlnas
@@ -44,7 +44,7 @@ def reported(instruction: Instruction, accuracy: float, change: float = 0.0, exa
 
 
 def sent_to(played: Played, state: Any, client: str) -> Instruction:
-    instruction: Instruction = played.method._instruct(state, client)
+    instruction: Instruction = played.method.instruct(state, client, TRAIN)
     return instruction
 
 
