@@ -38,6 +38,12 @@ def coverage_effort(updates: Sequence[Arrays], coverage: Sequence[Arrays], examp
     return _ratio(updates, coverage, examples)
 
 
+def covered_share(coverage: Arrays, update: Arrays) -> float:
+    """Of all entries of one client's update, those that it trained."""
+    covered = sum(float((array > 0).mean()) * update[name].size for name, array in coverage.items())
+    return covered / sum(array.size for array in update.values())
+
+
 def moved(weights: Arrays, change: Arrays) -> dict[str, Array]:
     return {name: array + change[name] for name, array in weights.items()}
 

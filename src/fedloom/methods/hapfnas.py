@@ -24,8 +24,6 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
@@ -37,13 +35,14 @@ from fedloom.core.seeds import rng
 from fedloom.core.server_site import ServerImages
 from fedloom.core.settings import setting
 from fedloom.maths import averaging
-from fedloom.maths.distillation import balanced_softmax, ensemble
+from fedloom.maths.distillation import balanced_softmax
 from fedloom.methods.base import METHODS, FederatedMethod, message
 from fedloom.search.forest import fit_forest
 from fedloom.search.guided import Found, GuidedSearch, Scores
-from fedloom.spaces.budget import Bounded, Limit, macs_by_data
+from fedloom.spaces.budget import Bounded, macs_by_data, macs_limit
 from fedloom.supernets.base import Weights
-from fedloom.training.local import Teacher, Trainer
+from fedloom.training.local import Trainer
+from fedloom.training.teaching import ensemble_of, sandwich
 
 KNOWLEDGE, SEARCH, SUBNET = "knowledge", "search", "subnet"  # what a client gets: the knowledge model, the supernet to search, its own part
 
@@ -163,31 +162,15 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         return images
 
     def _taught(self, state: HapfnasState, models: Sequence[Arrays], counts: Sequence[float]) -> Arrays:
-        """The supernet after lessons from these knowledge models. Sandwich rule: the largest subnet learns from them, others from it."""
-        tools, own, space = self.tools, self.settings, self.tools.space
-
-        def sandwich(draw: np.random.Generator) -> list[Architecture]:
-            return [space.named["largest"], self._smallest, *(space.sample(draw) for _ in range(own.random_subnets))]
-
+        """The supernet after lessons from these knowledge models."""
+        tools, own, images = self.tools, self.settings, self._images()
         rates = tools.rates(state.round, own.distil_epochs, self.supernet_rounds, own.distil_rate)
-        teacher, weights, draw = self._teacher(models, counts), tools.tensors(state.supernet), rng(state.seed, state.round, "distil")
-        taught = tools.arrays(tools.trainer.distil(weights, teacher, sandwich, self._images(), rates, draw))
+        teacher, subnets = ensemble_of(tools, models, self._smallest, images, counts), sandwich(tools.space, own.random_subnets)
+        draw = rng(state.seed, state.round, "distil")
+        taught = tools.arrays(tools.trainer.distil(tools.tensors(state.supernet), teacher, subnets, images, rates, draw))
         if not all(np.isfinite(array).all() for array in taught.values()):
             raise InvalidConfig(f"The supernet diverged after round {state.round}. Lower hapfnas.distil_rate", key="hapfnas.distil_rate")
         return frozen(taught)
-
-    def _teacher(self, models: Sequence[Arrays], counts: Sequence[float]) -> Teacher:
-        """The mean of the models' logits, weighted by examples; their statistics are those of the server's images."""
-        tools = self.tools
-        members = [tools.tensors(model) for model in models]
-        statistics = [tools.scorer.calibrate(member, self._smallest, self._images()) for member in members]
-
-        @torch.no_grad()
-        def teach(images: Tensor) -> Tensor:
-            known = zip(members, statistics, strict=True)
-            return ensemble([tools.supernet.forward(images, member, self._smallest, own) for member, own in known], counts)
-
-        return teach
 
     def _averaged(self, state: HapfnasState, reports: Sequence[Report], counts: Sequence[float]) -> Arrays:
         """heteroFedAvg: since all began with the same entries, the mean of trained entries is the entry plus the mean of updates."""
@@ -245,13 +228,12 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         space, limits = self.tools.space, self.settings.macs
         if isinstance(space, Bounded):
             return space
-        if not limits:
-            return self._within(macs_by_data(space, examples, fewest, most, self.settings.budget_steps))
-        return self._within(limits[tier % len(limits)])
+        if limits:
+            return self._within(limits[tier % len(limits)])
+        return self._within(macs_by_data(space, examples, fewest, most, self.settings.budget_steps))
 
     def _within(self, macs: float) -> Bounded:
-        space = self.tools.space.whole if isinstance(self.tools.space, Bounded) else self.tools.space
-        return Bounded(space, (Limit("macs", macs, lambda a: space.cost(a).macs, "multiply-accumulates", table="hapfnas"),))
+        return Bounded(self.tools.space, (macs_limit(self.tools.space, macs, "hapfnas"),))
 
     def _search(self, space: Bounded, site: ClientSite, supernet: Weights, draw: np.random.Generator) -> Found:
         """A score is minus the loss on validation data, with weights as they are in the supernet."""

@@ -35,10 +35,9 @@ from fedloom.core.settings import setting
 from fedloom.maths import policy
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS, FederatedMethod, message
+from fedloom.search import policies
 from fedloom.supernets.base import Weights
 from fedloom.training.peak import MeasuredPeak
-
-TRIES = 20  # draws before one over budget is reduced instead
 
 
 @dataclass(frozen=True)
@@ -116,21 +115,21 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         reached = {report.client: np.array(float(report.facts["accuracy"])) for report in reports if report.facts}
         used = {r.client: np.array(float(r.facts.get("memory", 0.0)) if r.facts else 1.0) for r in reports}
         accuracies, memories = {**state.accuracies, **reached}, {**state.memories, **used}
-        policies, visits = dict(state.policies), dict(state.visits)
+        learned, visits = dict(state.policies), dict(state.visits)
         for report, reward in zip(reports, self._rewards(reports, accuracies, memories), strict=True):
             client = report.client
             visits[client] = np.array(int(visits.get(client, np.array(0))) + 1)
-            policies[client] = self._moved(self._policy(state, client), self.drawn(state, client), reward, int(visits[client]))
-        return replace(state, policies=frozen(policies), visits=frozen(visits), accuracies=frozen(accuracies), memories=frozen(memories))
+            learned[client] = self._moved(self._policy(state, client), self.drawn(state, client), reward, int(visits[client]))
+        return replace(state, policies=frozen(learned), visits=frozen(visits), accuracies=frozen(accuracies), memories=frozen(memories))
 
     def supernet_of(self, state: PerFedRLNASState) -> Arrays:
         return state.weights
 
     # -- policies ---------------------------------------------------------------
-    def _policy(self, state: PerFedRLNASState, client: str) -> np.ndarray:
-        """(3, genes, widest); zeros, which draw uniformly, for a client that has none yet."""
+    def _policy(self, state: PerFedRLNASState, client: str) -> policies.Policy:
+        """One that draws uniformly for a client that has none yet."""
         known = state.policies.get(client)
-        return np.stack([policy.uniform(self.tools.space.sizes)] * 3) if known is None else known
+        return policies.uniform(self.tools.space) if known is None else known
 
     def _usual(self, state: PerFedRLNASState) -> policy.Table:
         """Logits of the mean policy."""
@@ -140,32 +139,16 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
 
     def drawn(self, state: PerFedRLNASState, client: str) -> Architecture:
         """What this round draws for a client; the same each time it is asked."""
-        logits, sizes = self._policy(state, client)[0], self.tools.space.sizes
         draw = rng(state.seed, state.round, client, "architecture")
-        for _ in range(TRIES):
-            chosen = policy.draw(logits, sizes, draw)
-            if self._fitting(chosen) == self.tools.space.canonical(chosen):
-                break
-        return self._fitting(chosen)
+        return policies.drawn(self.tools.space, self._policy(state, client)[0], draw)
 
     def chosen(self, state: PerFedRLNASState, client: str) -> Architecture:
         """The most likely architecture of a client."""
         logits = self._policy(state, client)[0] if client in state.policies else self._usual(state)
-        return self._fitting(policy.most_likely(logits, self.tools.space.sizes))
+        return policies.most_likely(self.tools.space, logits)
 
-    def _fitting(self, chosen: policy.Genes) -> Architecture:
-        """Within the budget, if there is one."""
-        space = self.tools.space
-        return space.decode(space.encode(space.canonical(chosen)))
-
-    @np.errstate(over="ignore", invalid="ignore")  # refused below
-    def _moved(self, known: np.ndarray, architecture: Architecture, reward: float, visit: int) -> np.ndarray:
-        """One step of policy gradient ascent (Eq. 7)."""
-        space = self.tools.space
-        gradient = reward * policy.log_gradient(known[0], space.sizes, np.array(architecture.choices))
-        gradient[~space.active(architecture.choices)] = 0.0
-        change, moments = policy.adam(known[1:], gradient, visit, self.settings.rate)
-        moved = np.concatenate([(known[0] + change)[None], moments])
+    def _moved(self, known: policies.Policy, architecture: Architecture, reward: float, visit: int) -> policies.Policy:
+        moved = policies.moved(self.tools.space, known, architecture, reward, visit, self.settings.rate)
         if not np.isfinite(moved).all():
             what = "A policy is no longer finite: its reward or its step was too large"
             cure = "Lower perfedrlnas.time_weight, perfedrlnas.memory_weight or perfedrlnas.rate"
@@ -234,27 +217,18 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         return Answer(report, diary=replace(diary, evaluated_architectures=1, notes=notes))
 
     def welcome(self, state: PerFedRLNASState, client: str, site: ClientSite, rounds: int) -> Answer:
-        """A newcomer alone with the frozen supernet (Fig. 5): its policy learns from its own validation scores, counted from their mean so
-        far, since there is nobody to compare with. Fine-tuned is the best of all it tried and its most likely architecture."""
-        tools, space = self.tools, self.tools.space
-        weights, known = tools.tensors(state.weights), self._policy(state, client)
-        tried: dict[Architecture, float] = {}
-        scores: list[float] = []
+        """A newcomer alone with the frozen supernet (Fig. 5): its policy learns from its own validation scores. Fine-tuned is the best of
+        all it tried and its most likely architecture."""
+        tools, weights = self.tools, self.tools.tensors(state.weights)
 
-        def tried_out(architecture: Architecture) -> float:
-            if architecture not in tried:
-                plain = tools.supernet.plain(weights, architecture)
-                statistics = tools.scorer.calibrate(plain, architecture, site.data.train)
-                tried[architecture] = tools.scorer.score_network(plain, architecture, statistics, tools.selecting(site.data)).accuracy
-            return tried[architecture]
+        def score(architecture: Architecture) -> float:
+            plain = tools.supernet.plain(weights, architecture)
+            statistics = tools.scorer.calibrate(plain, architecture, site.data.train)
+            return tools.scorer.score_network(plain, architecture, statistics, tools.selecting(site.data)).accuracy
 
+        draws = (rng(state.seed, "newcomer", client, number) for number in range(rounds))
         with site.clock("search"):
-            for number in range(rounds):
-                draw = rng(state.seed, "newcomer", client, number)
-                architecture = self._fitting(policy.draw(known[0], space.sizes, draw))
-                scores.append(tried_out(architecture))
-                known = self._moved(known, architecture, scores[-1] - float(np.mean(scores)), number + 1)
-            tried_out(self._fitting(policy.most_likely(known[0], space.sizes)))
+            tried = policies.tried_alone(tools.space, self._policy(state, client), score, draws, self._moved)
         best = max(tried, key=lambda architecture: tried[architecture])  # of equals the first
         model, diary = tools.personalise(site, best, tools.supernet.plain(weights, best), derive_seed(state.seed, state.round, client))
         return Answer(Report(client, state.round), diary=replace(diary, evaluated_architectures=len(tried)), model=model)

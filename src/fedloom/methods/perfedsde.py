@@ -33,7 +33,7 @@ from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import STRONGEST, AnyGenerator
-from fedloom.maths.averaging import AVERAGING
+from fedloom.maths.averaging import AVERAGING, covered_share
 from fedloom.maths.samplers import SAMPLERS
 from fedloom.methods.base import METHODS, AveragingMethod
 from fedloom.search.base import SURROGATES
@@ -161,7 +161,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
             evaluated_architectures=scored,
             peak_memory_mb=max(tools.training_memory_mb(a, stored, len(site.data.train)) for a in steps),
             notes={
-                "covered_share": _covered_share(coverage, update),
+                "covered_share": covered_share(coverage, update),
                 "best_score": population[0].score.accuracy,
                 "median_score": median(member.score.accuracy for member in population),
                 **self._notes(candidates),
@@ -258,8 +258,3 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         counts = self.tools.supernet.coverage(steps)
         effort = self.settings.averaging == "coverage_effort"
         return {name: (count if effort else (count > 0)).numpy() for name, count in counts.items()}
-
-
-def _covered_share(coverage: Arrays, update: Arrays) -> float:
-    covered = sum(float((array > 0).mean()) * update[name].size for name, array in coverage.items())
-    return covered / sum(array.size for array in update.values())

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
 from typing import ClassVar
 
 import numpy as np
@@ -40,14 +39,13 @@ from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.maths.averaging import WHOLE
 from fedloom.maths.perturbation import Kept, Rank, decide_edges, decided, prune_nodes
-from fedloom.maths.relaxation import Table, mixed_level_step, softmax, strongest
+from fedloom.maths.relaxation import strongest
 from fedloom.methods.base import METHODS, AveragingMethod
 from fedloom.spaces.budget import Bounded
 from fedloom.spaces.genotype import EDGES, NODES
 from fedloom.supernets.base import Weights
-from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.mixtures import Mixtures
-from fedloom.training.packed import flattened, sgd
+from fedloom.training.two_supernets import OwnSupernet, TwoSupernets
 
 TARGETS = tuple(target for _, target in EDGES)
 WIDE = NODES - 1  # nodes of a cell with more than two inputs: all but the first
@@ -74,20 +72,6 @@ class SpiderState:
     round: int
     seed: int
     weights: Arrays
-
-
-@dataclass(frozen=True)
-class Own:
-    """A client's own supernet: weights, what is left of it, and under milenas how strong its operations are."""
-
-    weights: Weights
-    kept: Kept
-    alphas: Table | None = None
-
-    @property
-    def coefficients(self) -> Table | None:
-        """While milenas searches."""
-        return None if self.alphas is None or decided(self.kept).all() else softmax(self.alphas, self.kept)
 
 
 @METHODS.add("spider", SpiderSettings, "SPIDER: a local supernet beside the shared one loses operations as rounds go by (space=darts)")
@@ -134,6 +118,17 @@ class Spider(AveragingMethod[SpiderState]):
         report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
         return Answer(report, self._remember(own), self._diary(site, own, macs, tried))
 
+    def _train(self, instruction: Instruction, site: ClientSite, received: Weights, own: OwnSupernet) -> tuple[Weights, OwnSupernet, int]:
+        """Once the search is over, validation images join."""
+        settings, train, validation = self.settings, site.data.train, site.data.validation
+        if settings.join_validation and self._over(own.kept) and self.tools.protocol == "clean":
+            train = Examples(torch.cat([train.images, validation.images]), torch.cat([train.labels, validation.labels]))
+        both = TwoSupernets(self.mixtures, settings.sharing, settings.clip, settings.milenas_rate, settings.milenas_weight)
+        rates = self.tools.rates(instruction.round, self.tools.training.epochs)
+        draws = rng(instruction.seed, "train"), rng(instruction.seed, "validation")
+        with site.clock("train"):
+            return both.train(received, own, train, validation, rates, draws)
+
     # -- search ------------------------------------------------------------------
     def _due(self, round: int) -> tuple[int, int]:
         """How many edges, and how many nodes, of each kind of cell should be decided by this round."""
@@ -151,7 +146,7 @@ class Spider(AveragingMethod[SpiderState]):
         """So far, from the first on."""
         return max(0, (round - first) // self.settings.recovery + 1)
 
-    def _searched(self, site: ClientSite, own: Own, edges: int, nodes: int, draw: np.random.Generator) -> tuple[Own, int]:
+    def _searched(self, site: ClientSite, own: OwnSupernet, edges: int, nodes: int, draw: np.random.Generator) -> tuple[OwnSupernet, int]:
         """Edges and nodes are decided until so many are; also how many mixtures were tried for that."""
 
         def score(kept: Kept) -> Rank:
@@ -168,46 +163,8 @@ class Spider(AveragingMethod[SpiderState]):
         left = len(EDGES) if not self.settings.prune else 2 * NODES  # edges of a kind of cell
         return bool(decided(kept).all() and (kept.any(-1).sum(-1) <= left).all())
 
-    # -- training ------------------------------------------------------------------
-    def _train(self, instruction: Instruction, site: ClientSite, received: Weights, own: Own) -> tuple[Weights, Own, int]:
-        """Algorithm 1: in every mini-batch a step of the shared supernet, then one of the local, held near what was received."""
-        tools, settings, recipe, mixtures = self.tools, self.settings, self.tools.training, self.mixtures
-        kept, alphas, searching = own.kept, own.alphas, own.coefficients is not None
-        train = site.data.train
-        if settings.join_validation and self._over(kept) and tools.protocol == "clean":
-            train = _together(train, site.data.validation)
-        shared_place, local_place = (WeightsInTraining(weights, recipe.weight_decay) for weights in (received, own.weights))
-        anchor, mask = flattened(received.values()), mixtures.moving(kept, received)
-        images_seen = validation_seen = 0
-        with site.clock("train"):
-            epochs = repeat(0.0) if searching else ()  # without end
-            held_out = tools.trainer.batches(site.data.validation, epochs, rng(instruction.seed, "validation"))
-            rates = tools.rates(instruction.round, recipe.epochs)
-            for images, labels, rate in tools.trainer.batches(train, rates, rng(instruction.seed, "train")):
-                pixels = tools.pixels.normalise(images)
-                gradient = mixtures.gradient(shared_place.weights.views, pixels, labels, mixtures.offered)
-                if settings.clip:
-                    gradient = gradient * (settings.clip / gradient.norm().clamp_min(settings.clip))
-                sgd(shared_place.weights.flat, shared_place.momenta, gradient, shared_place.decay, recipe.momentum, rate, None)
-                views = local_place.weights.views
-                if searching and alphas is not None:
-                    coefficients = softmax(alphas, kept)
-                    others, other_labels, _ = next(held_out)
-                    validation_seen += len(other_labels)
-                    gradient, on_train = mixtures.gradient_of_both(views, pixels, labels, kept, coefficients)
-                    others = tools.pixels.normalise(others)
-                    on_validation = mixtures.gradient_of_coefficients(views, others, other_labels, kept, coefficients)
-                    alphas = mixed_level_step(alphas, kept, on_train, on_validation, settings.milenas_rate, settings.milenas_weight)
-                else:
-                    gradient = mixtures.gradient(views, pixels, labels, kept)
-                gradient = gradient + settings.sharing * (local_place.weights.flat - anchor)
-                sgd(local_place.weights.flat, local_place.momenta, gradient, local_place.decay, recipe.momentum, rate, mask)
-                images_seen += len(labels)
-        macs = images_seen * mixtures.macs(mixtures.offered) + (images_seen + validation_seen) * mixtures.macs(kept)
-        return shared_place.weights.unpacked(), Own(local_place.weights.unpacked(), kept, alphas), macs
-
     # -- diary ------------------------------------------------------------------------
-    def _diary(self, site: ClientSite, own: Own, macs: int, tried: int) -> Diary:
+    def _diary(self, site: ClientSite, own: OwnSupernet, macs: int, tried: int) -> Diary:
         """Accuracies are those of the local supernet as it is: while edges are open it adds up what they have."""
         mixtures, kept, examples = self.mixtures, own.kept, len(site.data.train)
         strengths = np.zeros(kept.shape) if own.alphas is None else own.alphas
@@ -228,20 +185,16 @@ class Spider(AveragingMethod[SpiderState]):
         return mixtures.test(site, own.weights, kept, own.coefficients, diary)
 
     # -- memory -----------------------------------------------------------------------
-    def _inherit(self, site: ClientSite, received: Weights) -> Own:
+    def _inherit(self, site: ClientSite, received: Weights) -> OwnSupernet:
         """The local supernet of the last participation; at the first it is what was received, with all operations."""
         known, offered = site.memory.arrays, self.mixtures.offered
         learned = self.settings.searcher == "milenas"
         if "kept" not in known:
-            return Own(received, offered.copy(), np.zeros(offered.shape) if learned else None)
+            return OwnSupernet(received, offered.copy(), np.zeros(offered.shape) if learned else None)
         local = {name: torch.tensor(known[f"local/{name}"], device=self.tools.device) for name in received}
-        return Own(local, known["kept"].astype(bool), known["alphas"] if learned else None)
+        return OwnSupernet(local, known["kept"].astype(bool), known["alphas"] if learned else None)
 
-    def _remember(self, own: Own) -> ClientMemory:
+    def _remember(self, own: OwnSupernet) -> ClientMemory:
         arrays = {f"local/{name}": array for name, array in self.tools.arrays(own.weights).items()}
         learned = {} if own.alphas is None else {"alphas": own.alphas}
         return ClientMemory({**arrays, "kept": own.kept.astype(np.uint8), **learned})
-
-
-def _together(first: Examples, second: Examples) -> Examples:
-    return Examples(torch.cat([first.images, second.images]), torch.cat([first.labels, second.labels]))

@@ -72,12 +72,16 @@ def bounded(space: SearchSpace, budget: BudgetSettings, batch: int, latency_ms: 
 
     lines = (
         Limit("parameters", budget.parameters, lambda architecture: space.cost(architecture).parameters, "parameters"),
-        Limit("macs", budget.macs, lambda architecture: space.cost(architecture).macs, "multiply-accumulates"),
+        macs_limit(space, budget.macs),
         Limit("memory_mb", budget.memory_mb, memory_mb, "MB to train it"),
         Limit("latency_ms", budget.latency_ms, latency_ms, "ms for an image", measured=True),
     )
     limits = tuple(limit for limit in lines if limit.most)
     return Bounded(space, limits) if limits else space
+
+
+def macs_limit(space: SearchSpace, most: float, table: str = "budget") -> Limit:
+    return Limit("macs", most, lambda architecture: space.cost(architecture).macs, "multiply-accumulates", table=table)
 
 
 def macs_by_data(space: SearchSpace, examples: int, fewest: int, most: int, steps: int) -> float:

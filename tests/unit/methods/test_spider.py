@@ -19,8 +19,9 @@ from fedloom.core.messages import payload_bytes
 from fedloom.core.seeds import rng
 from fedloom.engine.run import Watcher
 from fedloom.maths.perturbation import decided
-from fedloom.methods.spider import Own, Spider, SpiderSettings
+from fedloom.methods.spider import Spider, SpiderSettings
 from fedloom.training.mixtures import Mixtures
+from fedloom.training.two_supernets import OwnSupernet
 from support.checks import everything as everything_in
 from support.played import Played
 
@@ -78,10 +79,10 @@ def test_the_operation_that_is_missed_most_stays(tiny: Tiny, operations: str, mo
         return float(np.take_along_axis(kept, useful[..., None], 2).sum()) / 100, 0.0
 
     monkeypatch.setattr(Mixtures, "score", score)
-    own, tried = played.method._searched(played.site("client-000"), Own({}, start), 14, 0, rng(0))
+    own, tried = played.method._searched(played.site("client-000"), OwnSupernet({}, start), 14, 0, rng(0))
     assert decided(own.kept).all() and np.array_equal(own.kept.argmax(-1), useful) and tried == start.sum()
     assert np.array_equal(start, everything(played))  # untouched
-    some, _ = played.method._searched(played.site("client-000"), Own({}, start), 5, 0, rng(0))
+    some, _ = played.method._searched(played.site("client-000"), OwnSupernet({}, start), 5, 0, rng(0))
     assert decided(some.kept).sum(1).tolist() == [5, 5]
 
 
@@ -154,7 +155,7 @@ def test_validation_images_join_once_all_edges_are_decided(tiny: Tiny, monkeypat
             patch.setattr(type(played.method.tools.trainer), "batches", listen)
             played.answer(instruction)
         data = played.site(instruction.client).data
-        return seen[0] - len(data.train) - len(data.validation)
+        return max(seen) - len(data.train) - len(data.validation)
 
     assert images("spider.edges=14") == 0 and images("spider.edges=13") < 0
     assert images("spider.edges=14", "spider.join_validation=false") < 0
