@@ -43,8 +43,9 @@ from fedloom.generator.proxy import Proxy, Subset, Task, class_likeness, draw_ta
 from fedloom.generator.quality import unique_share
 from fedloom.generator.tokens import Tokens
 from fedloom.maths.paired import paired_difference
-from fedloom.search.base import SURROGATES, choose
+from fedloom.search.base import choose, predicted
 from fedloom.search.candidates import children
+from fedloom.search.rbf import fit_rbf
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Supernet
 
@@ -118,9 +119,7 @@ def picked(
     space: SearchSpace, population: Sequence[Architecture], scores: np.ndarray, candidates: Sequence[Architecture]
 ) -> list[Architecture]:
     """The best candidates by the RBF that was fitted to the population."""
-    model = SURROGATES["rbf"](np.stack([space.encode(a) for a in population]), scores)
-    predicted = model.predict(np.stack([space.encode(a) for a in candidates]))
-    return choose(candidates, population, predicted, PICKED)
+    return choose(candidates, population, predicted(space, fit_rbf, population, scores, candidates), PICKED)
 
 
 def summary(values: np.ndarray) -> dict[str, float]:

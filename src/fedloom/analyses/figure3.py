@@ -12,7 +12,7 @@ data. The paper did the latter; the surrogate sees only what the run itself sele
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -25,13 +25,13 @@ from fedloom.core.client_site import ClientData
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
-from fedloom.search.base import SURROGATES, choose
+from fedloom.search.base import choose, predicted
+from fedloom.search.draws import children, new_ones
+from fedloom.search.rbf import fit_rbf
 from fedloom.spaces.base import SearchSpace
-from fedloom.spaces.budget import Bounded
 from fedloom.training.scoring import Scored
 
 CANDIDATES = 500  # what the surrogate picks from, as in the paper
-PATIENCE = 100  # useless children in a row before a crowded neighbourhood is left
 DIFFUSION, EVOLUTION, EVOLUTION_RBF = "diffusion", "evolution", "evolution_rbf"
 DATA = ("test", "validation")
 
@@ -102,13 +102,14 @@ def compare(run: Reopened, client: str, source: Source, candidates: int = CANDID
     settings, seed, count = run.settings.components["perfedsde"], run.settings.seed, len(members)
 
     def offspring(wanted: int, name: str) -> list[Architecture]:
-        return new_ones(children(space, members, settings.mutation, rng(seed, client, "figure 3", name)), members, wanted)
+        source = children(space, members, settings.mutation, rng(seed, client, "figure 3", name), twins=True)
+        return new_ones(space, source, wanted, set(members))
 
     task = source.task(data.train.images, data.train.labels) if settings.guidance else None
     strength = None if settings.guidance < 0 else settings.guidance  # the generator's own
     generated = source.draw(candidates, rng(seed, client, "figure 3", DIFFUSION), task, strength)
     strategies = {
-        DIFFUSION: picked(space, [one for one in generated if _fits(space, one)], population, count),
+        DIFFUSION: picked(space, [one for one in generated if space.fits(one)], population, count),
         EVOLUTION: offspring(count, EVOLUTION),
         EVOLUTION_RBF: picked(space, offspring(candidates, EVOLUTION_RBF), population, count),
     }
@@ -124,43 +125,10 @@ def compare(run: Reopened, client: str, source: Source, candidates: int = CANDID
     return Comparison(client, count, candidates, figures)
 
 
-# -- candidates ------------------------------------------------------------------------------
-def children(space: SearchSpace, parents: Sequence[Architecture], mutation: float, draw: np.random.Generator) -> Iterator[Architecture]:
-    """Two children of two parents, again and again: what one child has from the first parent, the other has from the second; then
-    both mutate."""
-    while True:
-        first, second = (parents[place] for place in draw.integers(len(parents), size=2))
-        same = int(draw.integers(2**63))  # the same draws for both, with the parents exchanged
-        for one, other in ((first, second), (second, first)):
-            yield space.mutate(space.crossover(one, other, rng(same)), draw, mutation)
-
-
-def new_ones(source: Iterable[Architecture], members: Sequence[Architecture], wanted: int) -> list[Architecture]:
-    """The first ones that are neither members nor repeated; fewer than wanted where the source has become useless."""
-    found: dict[Architecture, None] = {}  # in order
-    known, useless = set(members), 0
-    for architecture in source:
-        useless = useless + 1 if architecture in known or architecture in found else 0
-        if not useless:
-            found[architecture] = None
-        if len(found) == wanted or useless == PATIENCE:
-            break
-    return list(found)
-
-
 def picked(space: SearchSpace, candidates: Sequence[Architecture], population: Sequence[Scored], count: int) -> list[Architecture]:
     """The best by the surrogate of the population's scores."""
-
-    def encoded(architectures: Iterable[Architecture]) -> np.ndarray:
-        return np.array([space.encode(architecture) for architecture in architectures]).reshape(-1, len(space.genes))
-
-    members = [member.architecture for member in population]
-    model = SURROGATES["rbf"](encoded(members), np.array([member.score.accuracy for member in population]))
-    return choose(candidates, members, model.predict(encoded(candidates)), count)
-
-
-def _fits(space: SearchSpace, architecture: Architecture) -> bool:
-    return not isinstance(space, Bounded) or space.fits(architecture)
+    members, scores = [member.architecture for member in population], [member.score.accuracy for member in population]
+    return choose(candidates, members, predicted(space, fit_rbf, members, scores, candidates), count)
 
 
 # -- what the folder holds ---------------------------------------------------------------------

@@ -41,8 +41,7 @@ from fedloom.search.forest import fit_forest
 from fedloom.search.guided import Found, GuidedSearch, Scores
 from fedloom.spaces.budget import Bounded, macs_by_data, macs_limit
 from fedloom.supernets.base import Weights
-from fedloom.training.local import Trainer
-from fedloom.training.teaching import ensemble_of, sandwich
+from fedloom.training.local import Trainer, sandwich
 
 KNOWLEDGE, SEARCH, SUBNET = "knowledge", "search", "subnet"  # what a client gets: the knowledge model, the supernet to search, its own part
 
@@ -165,8 +164,8 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         """The supernet after lessons from these knowledge models."""
         tools, own, images = self.tools, self.settings, self._images()
         rates = tools.rates(state.round, own.distil_epochs, self.supernet_rounds, own.distil_rate)
-        teacher, subnets = ensemble_of(tools, models, self._smallest, images, counts), sandwich(tools.space, own.random_subnets)
-        draw = rng(state.seed, state.round, "distil")
+        teacher = tools.scorer.ensemble([tools.tensors(model) for model in models], self._smallest, images, counts)
+        subnets, draw = sandwich(tools.space, own.random_subnets), rng(state.seed, state.round, "distil")
         taught = tools.arrays(tools.trainer.distil(tools.tensors(state.supernet), teacher, subnets, images, rates, draw))
         if not all(np.isfinite(array).all() for array in taught.values()):
             raise InvalidConfig(f"The supernet diverged after round {state.round}. Lower hapfnas.distil_rate", key="hapfnas.distil_rate")

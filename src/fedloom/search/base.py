@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedloom.core.architecture import Architecture
+from fedloom.spaces.base import SearchSpace
 
 Numbers = npt.NDArray[np.float64]
 
@@ -23,6 +24,18 @@ class Surrogate(Protocol):
 Fit = Callable[[Numbers, Numbers], Surrogate]
 
 SURROGATES: dict[str, Fit] = {}
+
+
+def predicted(
+    space: SearchSpace, fit: Fit, known: Sequence[Architecture], scores: Sequence[float], candidates: Sequence[Architecture]
+) -> Numbers:
+    """What a surrogate of known scores says of candidates."""
+    return fit(encoded(space, known), np.array(scores)).predict(encoded(space, candidates))
+
+
+def encoded(space: SearchSpace, architectures: Iterable[Architecture]) -> Numbers:
+    """(architectures, genes) in [0, 1]"""
+    return np.array([space.encode(architecture) for architecture in architectures]).reshape(-1, len(space.genes))
 
 
 def choose(candidates: Sequence[Architecture], known: Collection[Architecture], predictions: Numbers, count: int) -> list[Architecture]:

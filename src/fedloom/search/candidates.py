@@ -13,28 +13,14 @@ import torch
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import Stopwatch
 from fedloom.maths.ranking import spearman
-from fedloom.search.base import SURROGATES, choose
+from fedloom.search.base import SURROGATES, choose, predicted
+from fedloom.search.draws import PATIENCE, children, new_ones, samples
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import Bounded
 from fedloom.training.scoring import Scored
 
-PATIENCE = 100  # useless architectures drawn in a row before a source is left
-
 Draw = Callable[[int, np.random.Generator], Sequence[Architecture]]  # so many architectures of a trained generator
 Pool = Callable[[], Sequence[Architecture]]  # what was, or is, drawn for all iterations
-
-
-def children(space: SearchSpace, parents: Sequence[Architecture], mutation: float, rng: np.random.Generator) -> Iterator[Architecture]:
-    """Crossover and mutation of two parents each, drawn evenly; without end."""
-    while True:
-        first, second = rng.integers(len(parents), size=2)
-        yield space.mutate(space.crossover(parents[first], parents[second], rng), rng, mutation)
-
-
-def samples(space: SearchSpace, rng: np.random.Generator) -> Iterator[Architecture]:
-    """Without end."""
-    while True:
-        yield space.sample(rng)
 
 
 def batches(draw: Draw, rng: np.random.Generator) -> Iterator[Architecture]:
@@ -105,8 +91,8 @@ class Candidates:
         if self.surrogate == "none":
             return found
         with self.clock("surrogate"):
-            model = SURROGATES[self.surrogate](self._encode(members), np.array([member.score.accuracy for member in population]))
-            predictions = model.predict(self._encode(found))
+            scores = [member.score.accuracy for member in population]
+            predictions = predicted(self.space, SURROGATES[self.surrogate], members, scores, found)
             chosen = choose(found, members, predictions, self.offspring)
             of = dict(zip(found, predictions.tolist(), strict=True))
             self._predicted = {architecture: of[architecture] for architecture in chosen}
@@ -134,10 +120,10 @@ class Candidates:
 
     # -- parts -----------------------------------------------------------------
     def _new(self, members: Sequence[Architecture], pool: Iterator[Architecture], rng: np.random.Generator) -> list[Architecture]:
-        found: dict[Architecture, None] = {}  # in order
+        found: list[Architecture] = []
         for source, wanted in self._sources(members, pool, rng):
-            self._take(source, wanted, set(members), found)
-        return list(found)
+            found += new_ones(self.space, self._counted(source, set(members)), wanted - len(found), {*members, *found})
+        return found
 
     def _sources(
         self, members: Sequence[Architecture], pool: Iterator[Architecture], rng: np.random.Generator
@@ -152,20 +138,11 @@ class Candidates:
             yield batches(self.draw, rng), self.offspring
         yield samples(self.space, rng), self.offspring
 
-    def _take(self, source: Iterator[Architecture], wanted: int, members: set[Architecture], found: dict[Architecture, None]) -> None:
-        useless = 0
-        while len(found) < wanted and useless < PATIENCE:
-            architecture = next(source, None)
-            if architecture is None:
-                return
-            known, fits = architecture in members, not isinstance(self.space, Bounded) or self.space.fits(architecture)
+    def _counted(self, source: Iterator[Architecture], members: set[Architecture]) -> Iterator[Architecture]:
+        """The same source, with what is drawn from it counted for ``notes``."""
+        for architecture in source:
             self._distinct.add(architecture)
-            self._drawn, self._known, self._over_budget = self._drawn + 1, self._known + known, self._over_budget + (not fits)
-            if known or not fits or architecture in found:
-                useless += 1
-                continue
-            useless = 0
-            found[architecture] = None
-
-    def _encode(self, architectures: Sequence[Architecture]) -> np.ndarray:
-        return np.array([self.space.encode(architecture) for architecture in architectures]).reshape(-1, len(self.space.genes))
+            self._drawn += 1
+            self._known += architecture in members
+            self._over_budget += not self.space.fits(architecture)
+            yield architecture

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
 from fedloom.core.architecture import Architecture
 from fedloom.maths.ranking import spearman
-from fedloom.search.base import Fit, Surrogate
+from fedloom.search.base import Fit, Surrogate, encoded
+from fedloom.search.draws import new_ones, samples
 from fedloom.spaces.base import SearchSpace
 
 REPEATS = 20  # draws in a row that bring nothing new before one stops looking: a tight budget leaves few architectures
@@ -44,8 +46,8 @@ class GuidedSearch:
     def run(self, space: SearchSpace, score: Score, fit: Fit, rng: np.random.Generator) -> Found:
         """Scores a random population, fits a surrogate to it, evolves on predictions, scores the best of those that were only predicted,
         and takes the best of all that were scored. All of them are drawn from the space, so they keep its budget if it has one."""
-        scores = score(distinct(lambda: space.sample(rng), self.population))
-        surrogate = fit(_encoded(space, scores), np.array(list(scores.values())))
+        scores = score(new_ones(space, samples(space, rng), self.population, patience=REPEATS))
+        surrogate = fit(encoded(space, scores), np.array(list(scores.values())))
         predicted = self.evolved(space, scores, surrogate, rng)
         finalists = best_first(predicted)[: self.finalists]
         final = score(finalists)
@@ -60,7 +62,7 @@ class GuidedSearch:
             children = self._children(space, best_first(scores)[: self.population], scores, rng)
             if not children:
                 break
-            scores |= dict(zip(children, surrogate.predict(_encoded(space, children)).tolist(), strict=True))
+            scores |= dict(zip(children, surrogate.predict(encoded(space, children)).tolist(), strict=True))
         return {one: score for one, score in scores.items() if one not in known}
 
     def _children(
@@ -69,28 +71,11 @@ class GuidedSearch:
         def parent() -> Architecture:
             return best[int(rng.integers(len(best)))]
 
-        mutants = distinct(lambda: space.mutate(parent(), rng, self.mutation), self.mutation_size, known)
-        crossed = distinct(lambda: space.crossover(parent(), parent(), rng), self.crossover_size, known)
+        mutants = new_ones(space, (space.mutate(parent(), rng, self.mutation) for _ in count()), self.mutation_size, known, REPEATS)
+        crossed = new_ones(space, (space.crossover(parent(), parent(), rng) for _ in count()), self.crossover_size, known, REPEATS)
         return list(dict.fromkeys([*mutants, *crossed]))
 
 
 def best_first(scores: Mapping[Architecture, float]) -> list[Architecture]:
     """Equal scores by choices, so that no order of arrival decides."""
     return sorted(scores, key=lambda architecture: (-scores[architecture], architecture.choices))
-
-
-def distinct(draw: Callable[[], Architecture], count: int, known: Container[Architecture] = ()) -> list[Architecture]:
-    """Up to ``count`` draws, none of them known or twice; fewer where draws keep repeating themselves."""
-    found: dict[Architecture, None] = {}
-    repeats = 0
-    while len(found) < count and repeats < REPEATS:
-        drawn = draw()
-        repeats = repeats + 1 if drawn in found or drawn in known else 0
-        if not repeats:
-            found[drawn] = None
-    return list(found)
-
-
-def _encoded(space: SearchSpace, architectures: Mapping[Architecture, float] | Sequence[Architecture]) -> np.ndarray:
-    """(architectures, genes)"""
-    return np.stack([space.encode(architecture) for architecture in architectures])

@@ -279,6 +279,10 @@ class SearchSpace(ABC):
         top = self.sizes - 1
         return self.canonical(np.clip(np.rint(np.nan_to_num(np.asarray(genes, float), posinf=1, neginf=0) * top), 0, top).astype(int))
 
+    def fits(self, architecture: Architecture) -> bool:
+        """Whether it is within the budget; all are, where there is none."""
+        return True
+
     def check(self, architecture: Architecture) -> None:
         """Raise InvalidArchitecture, naming the gene and its allowed values."""
         if architecture.space != self.name or len(architecture.choices) != len(self.genes):

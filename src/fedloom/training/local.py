@@ -18,6 +18,7 @@ from fedloom.core.client_site import Examples
 from fedloom.core.server_site import ServerImages
 from fedloom.data.augment import Augmentation, augment, normalise
 from fedloom.maths.distillation import soft_cross_entropy
+from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.packed import Packed, flattened, sgd
@@ -64,6 +65,11 @@ def trains_masked(supernet: Supernet[Any], settings: TrainingSettings, device: t
 def one_of(archive: Sequence[Architecture]) -> Draw:
     """One subnet per step, drawn evenly from the archive."""
     return lambda rng: [archive[int(rng.integers(len(archive)))]]
+
+
+def sandwich(space: SearchSpace, random: int) -> Draw:
+    """The largest subnet, which a teacher teaches, then the smallest and random ones, which learn from it (Yu and Huang, ICCV 2019)."""
+    return lambda rng: [space.named["largest"], space.named["smallest"], *(space.sample(rng) for _ in range(random))]
 
 
 def gradients(weights: Weights, loss: Callable[[Weights], Tensor]) -> list[Tensor]:

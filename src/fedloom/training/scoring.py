@@ -13,9 +13,10 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import Examples
 from fedloom.core.server_site import ServerImages
+from fedloom.maths.distillation import ensemble
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
-from fedloom.training.local import Pixels
+from fedloom.training.local import Pixels, Teacher
 from fedloom.training.recipe import TrainingSettings
 
 CHUNK = 1000  # images per forward pass when statistics are known
@@ -119,6 +120,17 @@ class Scorer:
         logits = torch.cat([self.supernet.forward(part, plain, architecture, statistics) for part in parts])
         accuracy, loss = _measure(logits, examples.labels).tolist()
         return Score(accuracy, loss)
+
+    def ensemble(self, members: Sequence[Weights], architecture: Architecture, images: ServerImages, examples: Sequence[float]) -> Teacher:
+        """The mean logits of networks of one architecture, weighted by examples; their statistics are those of the images."""
+        statistics = [self.calibrate(member, architecture, images) for member in members]
+
+        @torch.no_grad()
+        def teach(images: Tensor) -> Tensor:
+            known = zip(members, statistics, strict=True)
+            return ensemble([self.supernet.forward(images, member, architecture, own) for member, own in known], examples)
+
+        return teach
 
 
 def _measure(logits: Tensor, labels: Tensor) -> Tensor:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedloom.analyses.costs import LARGE, SMALL, THIS, costs
-from fedloom.analyses.figure3 import DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, children, compare, new_ones, picked
+from fedloom.analyses.figure3 import DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, compare, picked
 from fedloom.assemble import Reopened, new_run, reopen_run
 from fedloom.commands import analyse as commands
 from fedloom.config import Settings
@@ -27,9 +26,8 @@ from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.core.seeds import rng
 from fedloom.engine.run import Watcher
 from fedloom.report.plots import Panel, plot_lines
-from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
+from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import Bounded, BudgetSettings, bounded
-from fedloom.spaces.darts import DARTSSettings
 from fedloom.training.scoring import Score, Scored, Scorer
 from support.checks import Fedloom, check_refused, everything, flip_last_byte
 from support.untrained import FakeGenerator
@@ -82,43 +80,6 @@ def population_of(run: Reopened, client: str = CLIENT) -> list[Architecture]:
 
 
 # -- figure 3: candidates ---------------------------------------------------------------------
-def test_two_parents_give_two_children_that_share_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = SPACES["darts"].make(DARTSSettings(), ImageShape(3, 32, 10))  # every gene is always active
-    monkeypatch.setattr(type(space), "mutate", lambda self, parent, rng, probability: parent)
-    parents = [space.sample(rng(number)) for number in range(2)]
-    brood = list(islice(children(space, parents, 0.1, rng(5)), 40))
-    mixed = 0
-    for one, other in zip(brood[::2], brood[1::2], strict=True):
-        pairs = list(zip(one.choices, other.choices, strict=True))
-        both = [sorted(pair) for pair in zip(*(parent.choices for parent in parents), strict=True)]
-        if one != other:  # of two different parents
-            assert [sorted(pair) for pair in pairs] == both
-            mixed += 1
-    assert 5 < mixed < 20  # about half of the pairs are of one parent with itself
-
-
-def test_children_mutate_on_their_own() -> None:
-    space = SPACES["darts"].make(DARTSSettings(), ImageShape(3, 32, 10))
-    parent = space.sample(rng(0))
-    brood = list(islice(children(space, [parent], 0.1, rng(1)), 6))
-    assert parent not in brood and len(set(brood)) > 3
-
-
-def test_candidates_are_new_and_different_and_a_useless_source_is_left() -> None:
-    a, b, c, d = (Architecture("toy", (number,)) for number in range(4))
-    assert new_ones(iter([a, b, b, c, a, d]), [a], 2) == [b, c]
-    assert new_ones(iter([a, b, b, c, a, d]), [a], 9) == [b, c, d]
-
-    def tired() -> Iterator[Architecture]:
-        yield b
-        yield from repeat(b, 99)
-        yield c  # one earlier than too late
-        yield from repeat(b, 100)
-        raise AssertionError("asked once more")
-
-    assert new_ones(tired(), [], 3) == [b, c]
-
-
 def test_the_surrogate_picks_by_the_populations_scores(run: Reopened) -> None:
     space = run.tools.space
     known, candidates = ([space.canonical(row) for row in space.sample_many(rng(seed), count)] for seed, count in ((0, 200), (1, 50)))

@@ -27,7 +27,6 @@ from fedloom.engine.run import Watcher
 from fedloom.maths import averaging
 from fedloom.maths.distillation import balanced_softmax, soft_cross_entropy
 from fedloom.training.local import Trainer
-from fedloom.training.teaching import ensemble_of
 from fedloom.training.tools import Tools
 from support.played import Played
 
@@ -164,8 +163,9 @@ def test_the_teacher_is_the_mean_of_the_models_logits_weighted_by_examples(playe
     for model in models:
         weights = tools.tensors(model)
         logits.append(tools.supernet.forward(images, weights, smallest, tools.scorer.calibrate(weights, smallest, tools.server)))
+    teacher = tools.scorer.ensemble([tools.tensors(model) for model in models], smallest, tools.server, [30, 10])
     expected = (30 * logits[0] + 10 * logits[1]) / 40
-    assert torch.allclose(ensemble_of(tools, models, smallest, tools.server, [30, 10])(images), expected, atol=1e-5)
+    assert torch.allclose(teacher(images), expected, atol=1e-5)
 
 
 def test_a_step_teaches_the_largest_by_the_teacher_and_the_others_by_the_largest(tiny: Tiny) -> None:

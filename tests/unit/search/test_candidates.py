@@ -16,7 +16,8 @@ from fedloom.core.client_site import Stopwatch
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
 from fedloom.search import candidates as module
-from fedloom.search.candidates import PATIENCE, Candidates, drawn_beside
+from fedloom.search.candidates import Candidates, drawn_beside
+from fedloom.search.draws import PATIENCE
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
 from fedloom.spaces.budget import BudgetSettings, bounded
 from fedloom.training.scoring import Score, Scored, best_first
@@ -81,8 +82,8 @@ def test_the_surrogate_picks_the_best_of_many(source: str) -> None:
     members = {member.architecture for member in population}
     looking = make(source, surrogate="rbf")
     seen: list[Architecture] = []
-    take = looking._take
-    looking._take = lambda source, wanted, known, found: (take(source, wanted, known, found), seen.extend(found))  # type: ignore
+    counted = looking._counted
+    looking._counted = lambda *given: (seen.append(one) or one for one in counted(*given))  # type: ignore
     chosen = looking.choose(population, rng("choose"))
     new = [one for one in dict.fromkeys(seen) if one not in members]
     assert len(new) >= 25

@@ -12,7 +12,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.search.base import Numbers, Surrogate
 from fedloom.search.forest import fit_forest
-from fedloom.search.guided import GuidedSearch, Scores, best_first, distinct
+from fedloom.search.guided import GuidedSearch, Scores, best_first
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
 from fedloom.spaces.budget import Bounded, Limit
 from fedloom.supernets.base import make_supernet
@@ -98,7 +98,7 @@ def test_a_prediction_never_stands_in_for_a_score() -> None:
 def test_both_kinds_of_children_are_made_as_often_as_asked(mutants: int, crossings: int) -> None:
     space = whole()
     search = replace(SEARCH, generations=1, mutation_size=mutants, crossover_size=crossings)
-    known = Judge(space)(distinct(lambda: space.sample(rng("parents")), 1) + [space.named["largest"]])
+    known = Judge(space)([space.sample(rng("parents")), space.named["largest"]])
     children = search.evolved(space, known, Liar(), rng(2))
     assert len(children) == mutants + crossings and not set(children) & set(known)
     if crossings:  # every gene that is active in both parents is one of theirs
@@ -108,14 +108,6 @@ def test_both_kinds_of_children_are_made_as_often_as_asked(mutants: int, crossin
             choices = np.array(child.choices)[both & space.active(child.choices)]
             allowed = both & space.active(child.choices)
             assert ((choices == first[allowed]) | (choices == second[allowed])).all()
-
-
-def test_draws_that_repeat_themselves_end() -> None:
-    space = whole()
-    one, other = space.named["smallest"], space.named["largest"]
-    assert distinct(lambda: one, 5) == [one] and distinct(lambda: one, 5, {one}) == []
-    turns = iter([one, one, other, one, *[other] * 100])
-    assert distinct(lambda: next(turns), 2) == [one, other]
 
 
 # -- the forest --------------------------------------------------------------------------
