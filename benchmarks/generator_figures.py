@@ -1,4 +1,4 @@
-"""Figures of docs/explain/generator.md: how the shipped generators denoise an architecture, what they draw, what guidance is worth.
+"""Figures of docs/explain/generator*.md: how the shipped generators denoise an architecture, what they draw, what guidance is worth.
 
     python benchmarks/generator_figures.py [spaces…] [--out docs/explain/figures] [--results benchmarks/results] [--seed 0]
 
@@ -85,7 +85,7 @@ def denoising_figure(generator: Generator, tasks: Mapping[str, Tensor], seed: in
     for name, task in list(tasks.items())[:1]:
         courses[f"guided by {name}, strength {generator.strength:g}"] = denoising(generator, rng(seed, "denoising"), task)
     subtitle = "A cell: how much of the denoiser's belief each choice of a gene has at that step."
-    subtitle += " Bold: guidance decided otherwise." if tasks else ""
+    subtitle += " Bold: guidance decided differently." if tasks else ""
     caption = denoising_caption(space, generator.sampler, list(courses.values()))
     picture = draw_denoising(generator.tokens, courses, title, subtitle, caption)
     return FigureFile(f"denoising-{generator.tokens.space.name}.svg", picture, title, caption)
@@ -101,7 +101,8 @@ def denoising_caption(space: str, sampler: str, courses: Sequence[Course]) -> st
     for other in others:
         changed, sure = int((other.symbols != first.symbols).sum()), 100 * other.decided[0]
         text += (
-            f" Guided, the same noise ends with {changed} of {genes} genes decided otherwise (bold); its result has {sure:.0f} % at step 1."
+            f" Guided, the same noise ends with {changed} of {genes} genes decided differently (bold); "
+            f"its result has {sure:.0f} % of the belief at step 1."
         )
     return text
 
@@ -130,15 +131,15 @@ def marginals_figure(generator: Generator, tasks: Mapping[str, Tensor], seed: in
     reference, unguided, *guided = sources.values()
     chance = np.mean([farness(exact(drawn, "chance", repeat), reference).max() for repeat in range(REPEATS)])
     caption = (
-        f"{space}, shares of choices. Unguided the generator should draw as the space does: its farthest gene is "
-        f"{farness(unguided, reference).max():.3f} away in total variation, that of {drawn:,} draws of the space itself {chance:.3f} "
-        f"(mean of {REPEATS} repeats)."
+        f"{space}, shares of choices. Without guidance the generator should draw as the space does: its farthest gene is "
+        f"{farness(unguided, reference).max():.3f} away in total variation, the farthest gene of {drawn:,} draws from the space itself "
+        f"is {chance:.3f} away (mean of {REPEATS} repeats)."
     )
     for name, shares in zip(tasks, guided, strict=True):
         distance = farness(shares, reference)
         row = int(distance.argmax())
         gene = tokens.space.genes[tokens.genes[row]]
-        caption += f" Guided by {name} genes move by {distance.mean():.2f} on average, most of all the {gene.name} ({distance[row]:.2f})."
+        caption += f" Guided by {name}, genes move by {distance.mean():.2f} on average; the {gene.name} moves most ({distance[row]:.2f})."
     picture = draw_marginals(tokens, sources, title, subtitle, caption)
     return FigureFile(f"marginals-{tokens.space.name}.svg", picture, title, caption)
 
@@ -249,9 +250,9 @@ def guidance_figure(space: str, record: Mapping[str, Any]) -> FigureFile:
     asked = sum(row.ours == rows[0].ours for row in rows)
     caption = (
         f"{space}, true accuracy of guided architectures minus each rival's on {tasks} tasks of unseen classes: mean of the paired "
-        f"differences and 95 % interval. Right of zero guidance is better: with the whole interval against {len(ahead)} of {asked} rivals"
+        f"differences and 95 % interval. Guidance is better, with the whole interval right of zero, against {len(ahead)} of {asked} rivals."
     )
-    caption += f"; it is worse, with the whole interval, than {', '.join(behind)}." if behind else "."
+    caption += f" It is worse, with the whole interval left of zero, than {', '.join(behind)}." if behind else ""
     return FigureFile(f"guidance-{record['space']}.svg", draw_guidance(rows, title, subtitle, caption), title, caption)
 
 
@@ -268,7 +269,7 @@ def figures(name: str, results: Path, seed: int, drawn: int) -> Iterator[FigureF
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("spaces", nargs="*", help="all if not said")
+    parser.add_argument("spaces", nargs="*", help="default: all three")
     parser.add_argument("--out", type=Path, default=Path("docs/explain/figures"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--drawn", type=int, default=DRAWN)

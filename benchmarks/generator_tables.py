@@ -1,4 +1,4 @@
-"""The two tables of docs/explain/generator.md, from the records: how well the shipped generators draw, and what guidance is worth.
+"""The two tables of docs/explain/generator-numbers.md, from the records: how well the shipped generators draw, and what guidance is worth.
 
     python benchmarks/generator_tables.py [--results benchmarks/results]
 

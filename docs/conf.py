@@ -27,6 +27,7 @@ NAVIGATION = {
         "explain/architecture",
         "explain/numbers",
         "explain/generator",
+        "explain/generator-numbers",
         "explain/executions",
         "explain/flower",
         "explain/dependencies",

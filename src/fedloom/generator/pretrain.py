@@ -5,7 +5,7 @@ features  a small image network on the public images, unless ResNet-18 is given
 supernet  shared weights of the space, trained on the public images
 labels    accuracy of many architectures on many class subsets of them
 predictor accuracy from architecture and data
-With ``model=paper`` the first and the last are paper_score and paper_predictor, the papers' networks (``paper.py``).
+With ``model=paper`` the first and the last are paper_score and paper_predictor, the papers' networks (``paper/``).
 A stage whose file is there is not repeated; supernet and labels also go on from where they stopped.
 """
 
