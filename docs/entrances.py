@@ -59,19 +59,19 @@ ENTRANCES: dict[str, list[Any]] = {
         seeds.rng,
         seeds.derive_seed,
     ],
-    "Register what is yours": [registry.Registry, config.plug_in],
+    "Register your own components": [registry.Registry, config.plug_in],
     "Write a search space": [SearchSpace, Supernet],
 }
 
 
 def python_page() -> Iterator[str]:
     yield "# From Python\n"
-    yield "The few entrances that scripts and plugins need; the [examples](../start/examples.md) use them. The rest may change.\n"
+    yield "The functions and classes that scripts and plugins need. The [examples](../start/examples.md) use them. The rest may change.\n"
     for title, things in ENTRANCES.items():
         yield f"## {title}\n"
         for thing in things:
             yield from entrance(thing)
-    yield "## What is registered\n\nEach is a name for a setting; [a plugin](../how-to/own-space.md) adds names of its own.\n"
+    yield "## What is registered\n\nEach name can be used in a setting. [A plugin](../how-to/own-space.md) can add names.\n"
     named = {
         "`METHODS`, `fedloom.methods.base`": [entry.name for entry in METHODS],
         "`SPACES`, `fedloom.spaces.base`; `SUPERNETS`, `fedloom.supernets.base`": [entry.name for entry in SPACES],

@@ -24,32 +24,36 @@ from fedloom.spaces.base import SPACES
 
 FOLDER = Path(__file__).parent / "reference"
 SETTINGS = """\
-A settings file is TOML; `key=value` on the command line wins over it, and a preset is a settings file that comes along. One rule:
-a name picks a component, and a table of that name holds its settings. `method = "fedavg"` picks, `[fedavg]` or `fedavg.averaging=median`
-sets. What is not said keeps its default. A key that does not exist and a value that does not fit are refused with a sentence (exit code 3).
+A settings file is TOML. `key=value` on the command line overrides it. A preset is a settings file that is included in Fedloom.
+There is one rule: a name picks a component, and a table with that name holds its settings. `method = "fedavg"` picks a method,
+`[fedavg]` or `fedavg.averaging=median` sets its settings. Settings that you do not name keep their default. A key that does not
+exist or a value that does not fit is refused with one sentence (exit code 3).
 
-`base = "quickstart"` in a file lays it over a preset or another file; a table `[when.METHOD]` holds what is for one method alone.
+`base = "quickstart"` in a file starts from a preset or another file and changes it. A table `[when.METHOD]` holds settings for one
+method only.
 """
 GENERATOR = """\
-## A generator of your own
+## Your own generator
 
-`fedloom pretrain SPACE key=value …` has these settings, besides `data.*` and those of the space.
+`fedloom pretrain SPACE key=value …` has these settings. `data.*` and the settings of the space can be set too.
 """
 FEDERATION = """\
 ## A federation over a network
 
-`fedloom serve FEDERATION.toml` reads all of the above from that file, and two tables more; `fedloom site SITE.toml` has its own file.
+`fedloom serve FEDERATION.toml` reads all settings above from that file, and two more tables. `fedloom site SITE.toml` has its own
+file.
 
 ### FEDERATION.toml
 """
 COMMANDS = """\
-`fedloom COMMAND --help` prints the same in the terminal. `--trace` after any command shows where an error came from; [what can go
-wrong](errors.md) has the exit codes. Where a command takes `key=value`, any of the [settings](settings.md) will do if it says nothing else.
+`fedloom COMMAND --help` prints the same in the terminal. `--trace` after any command shows where an error came from. [What can go
+wrong](errors.md) has the exit codes. Where a command takes `key=value`, you can set any of the [settings](settings.md), unless its
+help says otherwise.
 """
 ERRORS = """\
-Whatever Fedloom refuses, it refuses with one sentence or two that say what is wrong, where, and the cure, and with an exit code of its
-own. In Python each is an exception of `fedloom.core.errors`, and `error.facts` holds the facts behind the sentence. `--trace` after any
-command shows where it came from.
+When Fedloom refuses something, it says in one or two sentences what is wrong, where, and how to cure it. Each kind of error has its
+own exit code. In Python each is an exception of `fedloom.core.errors`, and `error.facts` holds the facts behind the sentence.
+`--trace` after any command shows where the error came from.
 """
 NOTE = "\n_Written by `python docs/generate.py` from the code. Change the code, not this page._\n"
 
@@ -157,7 +161,7 @@ def command_section(name: str, command: click.Command) -> Iterator[str]:
     for option in options:
         value = "" if option.is_flag else f" {option.metavar or kind_of(option)}"
         default = option.default if option.default not in (None, "", False) and not option.required else None
-        said = [*(["needed"] if option.required else []), *([f"{default} if not said"] if default is not None else [])]
+        said = [*(["required"] if option.required else []), *([f"default: {default}"] if default is not None else [])]
         rows.append((code(option.opts[0] + value), "; ".join([plain(option.help or ""), *map(plain, said)])))
     if rows:
         yield from table(["", "meaning"], rows)

@@ -39,23 +39,23 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class RunSettings:
-    folder: str = setting("", "where the run is kept; empty is runs/<preset>, with a number added when that exists")
+    folder: str = setting("", "folder of the run; empty: runs/<preset>, with a number added if that exists")
     checkpoint_every: int = setting(1, "rounds between saved states", low=1)
-    track: bool = setting(False, "write scalars for TensorBoard into the run's folder tensorboard/ (extra track)")
+    track: bool = setting(False, "write scalars for TensorBoard into tensorboard/ of the run folder (extra track)")
 
 
 @dataclass(frozen=True)
 class Settings:
-    method: str = setting("perfedsde", "federated method; its settings are in the table of its name")
-    space: str = setting("mobilenetv3", "search space; its settings are in the table of its name")
-    engine: str = setting("inline", "how clients are reached; its settings are in the table of its name")
-    plugins: tuple[str, ...] = setting((), "files (.py) or modules with components of your own; they are imported, so they can do anything")
-    seed: int = setting(0, "every random draw follows from it", low=0)
+    method: str = setting("perfedsde", "federated method; its settings are in the table with its name")
+    space: str = setting("mobilenetv3", "search space; its settings are in the table with its name")
+    engine: str = setting("inline", "how clients are run; its settings are in the table with its name")
+    plugins: tuple[str, ...] = setting((), "files (.py) or modules with your own components; they are imported, so they can do anything")
+    seed: int = setting(0, "seed of every random draw", low=0)
     clients: int = setting(8, "members of the federation", low=1)
     participants: int = setting(4, "clients drawn per round", low=1)
     rounds: int = setting(10, "rounds of the federation", low=1)
-    protocol: str = setting("clean", "what selects: validation data, or test data as the papers did", choices=("clean", "paper"))
-    weights: str = setting("", "supernet weights to start from, a file written by import-weights; empty starts with random ones", path=True)
+    protocol: str = setting("clean", "what selects models: validation data, or test data as in the papers", choices=("clean", "paper"))
+    weights: str = setting("", "supernet weights to start from, a file written by import-weights; empty: random weights", path=True)
     data: DataSettings = field(default_factory=DataSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -86,7 +86,7 @@ def component_types() -> dict[str, type]:
 
 
 def plug_in(names: Sequence[str]) -> tuple[str, ...]:
-    """Import components of the user's own, before settings are read; their full names."""
+    """Import the user's own components before settings are read; returns their full names."""
     return plugins.load(names, reserved=[*(item.name for item in fields(Settings)), *ENGINES])
 
 
@@ -123,6 +123,7 @@ def table_of(overrides: Sequence[str], table: dict[str, Any] | None = None) -> d
 
 
 def from_table(table: Mapping[str, Any]) -> Settings:
+    """Checked settings from a nested table, as TOML gives it."""
     if "plugins" in table:  # first: they bring tables of their own
         named = fill(Settings, {"plugins": table["plugins"]}).plugins
         table = {**table, "plugins": plug_in(named)}

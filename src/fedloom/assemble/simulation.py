@@ -72,7 +72,7 @@ class Reopened:
 
 
 def reopen_run(folder: Path, device: torch.device | None = None) -> Reopened:
-    """device: where its data lie, if not where the run had them."""
+    """A run with its settings, method and data, for analyses. device: where to put the data; default: the run's device."""
     settings, store = saved_settings(folder), Store(folder)
     dataset = read(settings.data)
     built = build(settings, dataset, device or _device(settings), folder / WEIGHTS)

@@ -21,17 +21,17 @@ from fedloom.report.plots import Panel, plot_lines
 SCHEMA = "fedloom.figure3/1"
 SHOWN = {DIFFUSION: "diffusion + RBF", EVOLUTION: "crossover and mutation", EVOLUTION_RBF: "crossover and mutation + RBF"}
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The papers' analyses of a run.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Analyses from the papers, for your own run.")
 
 
 @app.command()
 def figure3(
     folder: RunFolder,
-    client: Annotated[list[str] | None, typer.Option(help="whose candidates; may be given several times")] = None,
-    candidates: Annotated[int, typer.Option(min=1, help="architectures that the surrogate picks from")] = CANDIDATES,
-    out: Annotated[Path | None, typer.Option(help="the folder for figure3.json, .svg and .png; RUN/analyses if not said")] = None,
+    client: Annotated[list[str] | None, typer.Option(help="the client whose candidates are compared; may be given several times")] = None,
+    candidates: Annotated[int, typer.Option(min=1, help="architectures from which the surrogate picks")] = CANDIDATES,
+    out: Annotated[Path | None, typer.Option(help="folder for figure3.json, .svg and .png; default: RUN/analyses")] = None,
 ) -> None:
-    """Accuracies of generated candidates against those of crossover and mutation, of a finished run of perfedsde (Fig. 3)."""
+    """Compare generated candidates with those of crossover and mutation, for a finished run of perfedsde (Fig. 3)."""
     run = reopen_run(folder)
     check_run(run, client or [])
     source = generator_of(run)
@@ -48,7 +48,7 @@ def figure3(
 
 @app.command("costs")
 def costs_(folder: RunFolder, as_json: PrintJson = False) -> None:
-    """Seconds by stage and bytes per client and round (Table D), and what FedAvg on the smallest and largest network costs (Table 1)."""
+    """Show seconds and bytes per client and round (Table D), and compare with FedAvg on the smallest and largest network (Table 1)."""
     found = costs(reopen_run(folder))
     if as_json:
         print(json.dumps(found.to_table(), indent=2))

@@ -26,11 +26,11 @@ PACE_SCHEMA, PHASES_SCHEMA, MEMORY_SCHEMA, POLICIES_SCHEMA = (f"fedloom.{name}/1
 
 
 def pace(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, finished or not")],
-    reach: Annotated[float | None, typer.Option(min=0, max=1, help="an accuracy, such as 0.8, whose time is asked for")] = None,
-    out: Annotated[Path | None, typer.Option(help="the folder for pace.json, .svg and .png; the first RUN/analyses if not said")] = None,
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, finished or not")],
+    reach: Annotated[float | None, typer.Option(min=0, max=1, help="also show when this accuracy was reached, such as 0.8")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for pace.json, .svg and .png; default: analyses/ of the first RUN")] = None,
 ) -> None:
-    """Accuracy against simulated time (hardware.*), and the time to a given accuracy (PerFedRLNAS, Table 2)."""
+    """Plot accuracy against simulated time (hardware.*), and show the time to a given accuracy (PerFedRLNAS, Table 2)."""
     check_finite("--reach", reach)
     short = len({folder.resolve().name for folder in folders}) == len(folders)
     names = [folder.resolve().name if short else str(folder) for folder in folders]
@@ -57,9 +57,9 @@ def _when(moments: Sequence[Moment], accuracy: float) -> str:
 def phases(
     folder: RunFolder,
     as_json: PrintJson = False,
-    out: Annotated[Path | None, typer.Option(help="the folder for phases.json, .svg and .png; RUN/analyses if not said")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for phases.json, .svg and .png; default: RUN/analyses")] = None,
 ) -> None:
-    """Accuracy, decided edges and memory of a run of spider, round by round, with its three phases (SPIDER, Fig. 6)."""
+    """Plot accuracy, decided edges and memory by round for a run of spider, with its three phases (SPIDER, Fig. 6)."""
     stages, target = phases_of(Store(folder), saved_settings(folder).method), out or folder / "analyses"
     begun = beginnings(stages)
     told = {"schema": PHASES_SCHEMA, "phases": begun, "rounds": [asdict(stage) for stage in stages]}
@@ -95,9 +95,9 @@ def _phase_pictures(stages: Sequence[Stage], begun: dict[str, int]) -> dict[str,
 
 def memory(
     folder: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="the folder for memory.json, .svg and .png; RUN/analyses if not said")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for memory.json, .svg and .png; default: RUN/analyses")] = None,
 ) -> None:
-    """The memory that clients have and what their networks take of it (PerFedRLNAS, Fig. 4); any method with hardware.memory_mb."""
+    """Compare the memory that clients have (hardware.memory_mb) with what their networks take (PerFedRLNAS, Fig. 4); any method."""
     found = memory_use(reopen_run(folder))
     table = Table("client", "tier", "has, MB", "network takes, MB", "did not fit")
     for use in found.clients:
@@ -116,9 +116,9 @@ def memory(
 
 def policies(
     folder: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="the folder for policies.json, .svg and .png; RUN/analyses if not said")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for policies.json, .svg and .png; default: RUN/analyses")] = None,
 ) -> None:
-    """Do clients with unlike labels get unlike policies? Pairs of clients of a run of perfedrlnas (its Theorem 1)."""
+    """Compare policies and labels of all pairs of clients, for a run of perfedrlnas (its Theorem 1)."""
     found = policy_likeness(reopen_run(folder))
     table = Table("pairs of clients", "divergence of labels", "likeness of policies")
     for group in found.groups:

@@ -18,19 +18,19 @@ from fedloom.report.terminal.live_runs import LiveRuns
 
 
 def compare(
-    methods: Annotated[str, typer.Option(help="which methods, such as perfedsde,fedavg,local; each is compared to the first")],
-    source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; quickstart if nothing is said")] = "",
+    methods: Annotated[str, typer.Option(help="methods to compare with the first, such as perfedsde,fedavg,local")],
+    source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; default: quickstart")] = "",
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of all methods; seed is the first seed")
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="settings for all methods; seed is the first seed")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="how many seeds, each with a split of its own")] = 1,
-    jobs: Annotated[int, typer.Option(min=0, help="how many runs at a time; 0 is one per core, or one where a run itself takes more")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="number of seeds; each seed has its own split")] = 1,
+    jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core, or one if a run uses a GPU or several processes")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Run several methods on the same splits and compare them client by client.
 
-    Every method and seed is an ordinary run, in runs/compare-NAME/METHOD-SEED or run.folder/METHOD-SEED. Runs that are finished there
-    are not repeated, and stopped ones go on.
+    Every method and seed is an ordinary run in runs/compare-NAME/METHOD-SEED, or in run.folder/METHOD-SEED. Finished runs are not
+    repeated. Stopped runs continue.
     """
     source, changes = source_and_changes(source, overrides)
     jobs = jobs or comparison.usual_jobs(config.load(source, changes))

@@ -18,12 +18,13 @@ from fedloom.report.terminal.live import LiveView
 
 
 def serve(
-    file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="what the members agreed on, and [server]")],
+    file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="the settings that all members share, and [server]")],
     rehearse: Annotated[
-        Path | None, typer.Option(metavar="IMAGES", help="simulate all of it here instead; below this, a folder of images for every site")
+        Path | None,
+        typer.Option(metavar="IMAGES", help="simulate the federation here instead; IMAGES holds a folder of images for every site"),
     ] = None,
 ) -> None:
-    """Run the server of a federation; started again, it goes on after the last finished round."""
+    """Run the server of a federation. Started again, it continues after the last finished round."""
     agreement = read_agreement(file)
     title = f"{agreement.settings.method} for {agreement.members.name}"
     try:
@@ -35,8 +36,10 @@ def serve(
     say(f"The federation is over after {result.rounds} rounds; {sites} of {len(agreement.sites)} sites have their personal model")
 
 
-def site(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="this site: its name, key, images and server")]) -> None:
-    """Take part in a federation with this site's own images, and end with a personal model here."""
+def site(
+    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="settings of this site: its name, key, images and server")],
+) -> None:
+    """Take part in a federation with this site's images and get a personal model."""
     try:
         folder = attend(read_site(file), say)
     except KeyboardInterrupt:
@@ -45,11 +48,11 @@ def site(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="this si
 
 
 def certs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where to write them; it must be empty")],
-    sites: Annotated[str, typer.Option(help="names of the sites, with commas between them")],
-    hosts: Annotated[str, typer.Option(help="names and addresses under which sites reach the server")] = "localhost,127.0.0.1",
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder to write to; it must be empty")],
+    sites: Annotated[str, typer.Option(help="names of the sites, separated by commas")],
+    hosts: Annotated[str, typer.Option(help="names and addresses of the server, separated by commas")] = "localhost,127.0.0.1",
 ) -> None:
-    """Make an authority, a server certificate and site keys to try a federation with."""
+    """Make an authority, a server certificate and site keys for trying a federation."""
     names, places = ([part.strip() for part in text.split(",") if part.strip()] for text in (sites, hosts))
     for path in make_certificates(folder, names, places or ["localhost"]):
         say(str(path))

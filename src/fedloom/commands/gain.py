@@ -20,18 +20,18 @@ from fedloom.report.plots import plot_matrix
 
 def gain(
     folder: RunFolder,
-    epochs: Annotated[int, typer.Option(min=1, help="of fine-tuning, of which the best counts")] = EPOCHS,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs of fine-tuning; the best epoch counts")] = EPOCHS,
     start: Annotated[
-        str, typer.Option(help="weights it starts from: personal (the other client's own) or shared (the supernet's)")
+        str, typer.Option(help="weights that fine-tuning starts from: personal (the other client's) or shared (the supernet's)")
     ] = "personal",
-    rate: Annotated[float | None, typer.Option(min=0, help="learning rate; the first of training.finetune_rates if not said")] = None,
-    clients: Annotated[int, typer.Option(min=0, help="only the first so many clients; 0 is all")] = 0,
+    rate: Annotated[float | None, typer.Option(min=0, help="learning rate; default: the first of training.finetune_rates")] = None,
+    clients: Annotated[int, typer.Option(min=0, help="use only this many clients, from the first; 0: all")] = 0,
     as_json: PrintJson = False,
-    out: Annotated[Path | None, typer.Option(help="the folder for gain.json, .svg and .png; RUN/analyses if not said")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for gain.json, .svg and .png; default: RUN/analyses")] = None,
 ) -> None:
-    """What architectures of their own are worth: every client's network fine-tuned at every client of a finished run (SPIDER, Eq. 6).
+    """Measure what personal architectures are worth: fine-tune every client's network at every client of a finished run (SPIDER, Eq. 6).
 
-    Every accuracy is written down as it comes: the same command goes on where it was stopped.
+    Every accuracy is saved at once. After a stop the same command continues.
     """
     check_finite("--rate", rate)
     work, target = gain_of(reopen_run(folder), clients, epochs, rate, start), out or folder / "analyses"

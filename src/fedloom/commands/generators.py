@@ -19,12 +19,12 @@ from fedloom.report.terminal.live_stages import LiveStages
 
 def pretrain(
     name: Annotated[str, typer.Argument(metavar="SPACE", help="a search space; `fedloom list spaces` names them")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the stages, data and space")] = None,
-    folder: Annotated[Path | None, typer.Option(help="where every stage leaves its file; pretrain/SPACE if not said")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of stages, data and space")] = None,
+    folder: Annotated[Path | None, typer.Option(help="folder for the files of all stages; default: pretrain/SPACE")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     plugin: Plugins = None,
 ) -> None:
-    """Train the generator of a search space and its predictor; run it again to go on where it stopped."""
+    """Train the generator of a search space and its predictor. Run it again to continue after a stop."""
     config.plug_in(plugin or [])
     place = folder or Path("pretrain") / name
     work = pretraining.plan(name, overrides or [])
@@ -41,18 +41,18 @@ def pretrain(
 def generate(
     name: Annotated[str, typer.Argument(metavar="SPACE", help="a search space; `fedloom list spaces` names them")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space")] = None,
-    data: Annotated[str, typer.Option(help="a folder of class folders, or a data set's name, whose images guide; nothing: unguided")] = "",
-    count: Annotated[int, typer.Option(min=1, help="how many architectures")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="of the random draws")] = 0,
-    strength: Annotated[float | None, typer.Option(min=0, help="of the guidance; the generator's own if not said")] = None,
-    sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}; the generator's own if not said")] = "",
-    steps: Annotated[int, typer.Option(min=0, help="of the sampler; its own number if not said")] = 0,
-    file: Annotated[str, typer.Option(help="a generator that `fedloom pretrain` wrote; the shipped one if not said")] = "",
+    data: Annotated[str, typer.Option(help="images that guide: a folder of class folders, or a data set's name; default: none")] = "",
+    count: Annotated[int, typer.Option(min=1, help="number of architectures")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the random draws")] = 0,
+    strength: Annotated[float | None, typer.Option(min=0, help="strength of guidance; default: the generator's own")] = None,
+    sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}; default: the generator's own")] = "",
+    steps: Annotated[int, typer.Option(min=0, help="steps of the sampler; 0: its own number")] = 0,
+    file: Annotated[str, typer.Option(help="a generator written by `fedloom pretrain`; default: the included one")] = "",
     features: Annotated[str, typer.Option(help="weights of ResNet-18, for a generator that was trained with them")] = "",
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Draw architectures from the generator of a space, guided by images when data is given."""
+    """Draw architectures with the generator of a space; --data guides it by images."""
     config.plug_in(plugin or [])
     generator, drawn = pretraining.generate(name, overrides or [], count, seed, data, file, features, strength, sampler, steps)
     if as_json:
@@ -65,4 +65,4 @@ def generate(
 
 def pretrain_help() -> str:
     rows = [f"{key} = {default}\n      {meaning}" for key, default, meaning in config.explain_table(PretrainSettings, "")]
-    return "Settings (key = default, then its meaning), besides data.* and those of the space:\n\n\b\n" + "\n".join(rows)
+    return "Settings (key = default, then its meaning). Those of data.* and of the space can be set too:\n\n\b\n" + "\n".join(rows)

@@ -31,13 +31,13 @@ from fedloom.spaces.base import SPACES, ImageShape
 
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN or WEIGHTS", help="the folder of a run, or a file written by import-weights")],
-    client: Annotated[str, typer.Option(help="whose personal model, from a run")] = "",
-    architecture: Annotated[str, typer.Option(help="which network of a weights file: smallest, medium, largest, an id, a genotype")] = "",
+    client: Annotated[str, typer.Option(help="RUN: the client whose personal model is exported")] = "",
+    architecture: Annotated[str, typer.Option(help="WEIGHTS: which network: smallest, medium, largest, an id or a genotype")] = "",
     format: Annotated[
         str, typer.Option(help="safetensors, torch (a .pt2 program) or onnx (needs the extra: fedloom[export])")
     ] = "safetensors",
     out: Annotated[
-        Path | None, typer.Option(help="where to write it; CLIENT.safetensors (.pt2, .onnx) or WEIGHTS-NETWORK… here if not said")
+        Path | None, typer.Option(help="file to write; default: CLIENT.safetensors (.pt2, .onnx), or WEIGHTS-NETWORK… for a weights file")
     ] = None,
     plugin: Plugins = None,
 ) -> None:
@@ -95,13 +95,13 @@ def import_weights(
     space: Annotated[str, typer.Argument(help="the search space: mobilenetv3, darts or nasvit")],
     file: Annotated[Path, typer.Argument(help="a checkpoint of the public network: a state dict saved by torch, or safetensors")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space, for other sizes")] = None,
-    size: Annotated[int, typer.Option(min=0, help="side of the images in pixels; 0 is the public network's own")] = 0,
-    out: Annotated[Path | None, typer.Option(help="where to write it; SPACE.safetensors here if not said")] = None,
+    size: Annotated[int, typer.Option(min=0, help="side of the images in pixels; 0: the public network's own")] = 0,
+    out: Annotated[Path | None, typer.Option(help="file to write; default: SPACE.safetensors")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Take over weights that were trained elsewhere with the public once-for-all, DARTS or NASViT code.
+    """Import weights that were trained with the public once-for-all, DARTS or NASViT code.
 
-    The file written holds a whole supernet: `fedloom export` takes networks out of it, `fedloom run weights=FILE` starts from it.
+    The new file holds a whole supernet. `fedloom export` takes networks out of it; `fedloom run weights=FILE` starts from it.
     """
     config.plug_in(plugin or [])
     target = out or Path(f"{space}.safetensors")
@@ -119,13 +119,13 @@ def import_weights(
 def predict(
     model: Annotated[Path, typer.Argument(help="a file written by export, or a client's model.safetensors inside a run")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="png, jpeg, webp, bmp, gif, tiff or ppm files")],
-    top: Annotated[int, typer.Option(min=1, help="how many classes to name")] = 3,
+    top: Annotated[int, typer.Option(min=1, help="number of classes to name")] = 3,
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Name the classes that a model sees in images, with probabilities.
 
-    Images that cannot be read are named at the end (exit code 5); the others are judged all the same.
+    Images that cannot be read are listed at the end (exit code 5), after the predictions for the others.
     """
     config.plug_in(plugin or [])
     seen, unreadable = judge(read_model(model), images, top)
@@ -143,13 +143,13 @@ def predict(
 def draw(
     what: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help="an id, SPACE:NAME (smallest, medium, largest, random), or a run")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space; seed for random")] = None,
-    client: Annotated[str, typer.Option(help="whose architecture, of a run")] = "",
-    classes: Annotated[int, typer.Option(min=2, help="classes to tell apart; a run has its own")] = 10,
+    client: Annotated[str, typer.Option(help="RUN: the client whose architecture is drawn")] = "",
+    classes: Annotated[int, typer.Option(min=2, help="number of classes; a run has its own")] = 10,
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels; a run has its own")] = 32,
-    out: Annotated[Path | None, typer.Option(help="where to write it; a name like the architecture's here if not said")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write; default: named after the architecture or client")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Draw an architecture as an SVG picture: `fedloom draw mobilenetv3:largest`, or `fedloom draw RUN --client NAME`."""
+    """Draw an architecture as SVG: `fedloom draw mobilenetv3:largest`, or `fedloom draw RUN --client NAME`."""
     config.plug_in(plugin or [])
     if client:
         _, facts = load_model(_model_of(Path(what), client))

@@ -20,14 +20,14 @@ SCHEMA = "fedloom.join/1"
 
 
 def join(
-    source: Annotated[Path, typer.Argument(metavar="RUN or FILE", help="a finished run; with --site a server's newcomers.safetensors")],
+    source: Annotated[Path, typer.Argument(metavar="RUN or FILE", help="a finished run; with --site: the server's newcomers.safetensors")],
     site: Annotated[Path | None, typer.Option(metavar="SITE.toml", help="the newcomer is this site, with its own images")] = None,
-    clients: Annotated[int, typer.Option(min=1, help="how many newcomers, without --site")] = 100,
-    rounds: Annotated[int, typer.Option(min=1, help="perfedrlnas: rounds in which they only search")] = ROUNDS,
-    seed: Annotated[int, typer.Option(min=0, help="which data they have, and their draws, without --site")] = 0,
-    out: Annotated[Path | None, typer.Option(help="the folder for join.json, .svg and .png; RUN/analyses if not said")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="number of newcomers to simulate (without --site)")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="perfedrlnas: rounds of search")] = ROUNDS,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the newcomers' data and draws (without --site)")] = 0,
+    out: Annotated[Path | None, typer.Option(help="folder for join.json, .svg and .png; default: RUN/analyses")] = None,
 ) -> None:
-    """A personal model for who arrives after training: search alone, in the frozen supernet; nothing is uploaded."""
+    """Find personal models for clients that join after training. They search in the frozen supernet and upload nothing."""
     if site is not None:
         say(f"All of it is in {join_federation(read_site(site), source, rounds, say)}")
     else:

@@ -22,15 +22,17 @@ NAME = "report.html"
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, or a folder of runs such as compare's")],
-    out: Annotated[Path | None, typer.Option(help="where to write the page; report.html in the run's folder if not said")] = None,
-    figures: Annotated[Path | None, typer.Option(help=f"a folder for every figure as {', '.join(KINDS)}, too")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or a folder of runs such as compare makes")],
+    out: Annotated[Path | None, typer.Option(help="file to write; default: report.html in the run's folder")] = None,
+    figures: Annotated[Path | None, typer.Option(help=f"also write every figure as {', '.join(KINDS)} into this folder")] = None,
     against: Annotated[
         list[Path] | None,
-        typer.Option(help="a run of local or fedavg on the same split to measure by, besides those beside it; may be given several times"),
+        typer.Option(
+            help="a run of local or fedavg on the same split to compare with, besides those in the same folder; may be given several times"
+        ),
     ] = None,
 ) -> None:
-    """One HTML page about a run, or about several side by side; it opens anywhere, loads nothing and sends nothing."""
+    """Write one HTML page about a run, or about several side by side. It opens anywhere and loads nothing from elsewhere."""
     folders = run_folders(runs)
     if against and len(folders) > 1:
         raise InvalidConfig("--against has no place where several runs are compared: name all of them as RUN")

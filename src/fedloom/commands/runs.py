@@ -32,12 +32,12 @@ def settings_help() -> str:
     return "Settings (key = default, then its meaning):\n\n\b\n" + "\n".join(rows)
 
 
-EventLines = Annotated[bool, typer.Option("--events", help="print the run's progress as JSON, one object a line, for other programs")]
+EventLines = Annotated[bool, typer.Option("--events", help="print progress for other programs: one JSON object per line")]
 
 
 def run(
     source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; default: quickstart")] = "",
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings that win over the file's")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings that override the file")] = None,
     events: EventLines = False,
 ) -> None:
     """Run a federation on this machine."""
@@ -51,8 +51,8 @@ def run(
     _conclude(folder, result, events)
 
 
-def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a stopped run")], events: EventLines = False) -> None:
-    """Continue a stopped run; finished rounds are not repeated."""
+def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a stopped run")], events: EventLines = False) -> None:
+    """Continue a stopped run. Finished rounds are not repeated."""
     with _watching(folder, f"resuming {folder}", saved_settings(folder).run.track, events) as watcher:
         result = resume_run(folder, watcher)
     _conclude(folder, result, events)
@@ -91,10 +91,10 @@ def _conclude(folder: Path, result: RunResult, quiet: bool) -> None:
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, finished or not")],
-    client: Annotated[str, typer.Option(help="only this client: its participations and its architecture, drawn")] = "",
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, finished or not")],
+    client: Annotated[str, typer.Option(help="show only this client: its participations and a drawing of its architecture")] = "",
 ) -> None:
-    """A run in the terminal: accuracies, clients, time; with --client one of them and its architecture."""
+    """Show a run in the terminal: accuracies, clients and time; or one client with --client."""
     store = Store(folder)
     saved_settings(folder)  # proves that it is a run, and brings its plugins
     entries = list(store.read_ledger())

@@ -24,10 +24,10 @@ from fedloom.training.latency import measure_latency
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, spaces, datasets, presets, engines or settings; all but settings if not said")] = "",
+    what: Annotated[str, typer.Argument(help="methods, spaces, datasets, presets, engines or settings; default: all but settings")] = "",
     plugin: Plugins = None,
 ) -> None:
-    """What there is, one line each."""
+    """List what there is, one line each."""
     config.plug_in(plugin or [])
     things = {
         "methods": {entry.name: entry.meaning for entry in METHODS},
@@ -54,13 +54,13 @@ def list_(
 def space(
     name: Annotated[str, typer.Argument(help="a search space; `fedloom list spaces` names them")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space")] = None,
-    classes: Annotated[int, typer.Option(min=2, help="classes to tell apart")] = 10,
+    classes: Annotated[int, typer.Option(min=2, help="number of classes")] = 10,
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels")] = 32,
-    latency: Annotated[bool, typer.Option("--latency", help="measure the time of an image on this machine's CPU as well")] = False,
+    latency: Annotated[bool, typer.Option("--latency", help="also measure the time for one image on this machine's CPU")] = False,
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """The card of a search space: genes, architectures, parameters and multiply-accumulates of colour images."""
+    """Show the numbers of a search space: genes, architectures, parameters and multiply-accumulates for colour images."""
     config.plug_in(plugin or [])
     supernet = make_supernet(name, space_settings(name, overrides or []), ImageShape(3, size, classes))
     card = space_card(supernet, partial(measure_latency, supernet, device=torch.device("cpu")) if latency else None)

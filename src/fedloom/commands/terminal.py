@@ -16,11 +16,11 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.files import write_file
 
 console = Console()
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")]
 PrintJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="FILE or MODULE", help="components of your own, which are imported; may be given several times"),
+    typer.Option("--plugin", metavar="FILE or MODULE", help="your own components to import; may be given several times"),
 ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class FedloomError(Exception):
-    """Anything Fedloom refuses to do; never a bug of its own."""
+    """Anything that Fedloom refuses to do; not a bug in Fedloom."""
 
     exit_code = 1
 
@@ -48,13 +48,13 @@ class BadReport(FedloomError):
 
 
 class BadMessage(FedloomError):
-    """Bytes from a network that are no message of Fedloom's, or not the one that was expected."""
+    """Bytes from the network that are not a message of Fedloom, or not the expected one."""
 
     exit_code = 13
 
 
 class ConnectionRefused(FedloomError):
-    """A server that is not there, is not the one it should be, or does not let this site in."""
+    """A server that cannot be reached, is not the expected one, or does not accept this site."""
 
     exit_code = 14
 
@@ -72,7 +72,7 @@ class DamagedRun(FedloomError):
 
 
 class Interrupted(FedloomError):
-    """Stopped by the keyboard, a run also by SIGTERM; what was computed is kept."""
+    """Stopped by Ctrl-C (a run also by SIGTERM); what was computed is kept."""
 
     exit_code = 130
 
@@ -84,13 +84,13 @@ class UnusableFolder(FedloomError):
 
 
 class UnusablePlugin(FedloomError):
-    """A file or module of the user's own components that is missing, does not import or breaks the rules for names."""
+    """A plugin (file or module) that is missing, cannot be imported or breaks the rules for names."""
 
     exit_code = 12
 
 
 class UnusableFormat(FedloomError):
-    """A file format that this installation cannot write or read, or that does not keep what a network computes."""
+    """A file format that this installation cannot write or read, or that changes what a network computes."""
 
     exit_code = 11
 

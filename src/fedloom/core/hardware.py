@@ -20,15 +20,15 @@ BACKWARD = 2  # a backward pass costs about two forward ones
 @dataclass(frozen=True)
 class HardwareSettings:
     gmacs: tuple[float, ...] = setting(
-        (100.0,), "thousand million multiply-accumulates per second that a client's device trains; one number for each tier", low=1e-6
+        (100.0,), "thousand million multiply-accumulates per second in training on a client's device; one number per tier", low=1e-6
     )
     memory_mb: tuple[float, ...] = setting(
-        (0.0,), "megabytes that training may take there; 0 is no limit; one number for each tier, or one for all", low=0
+        (0.0,), "megabytes of memory for training; 0: no limit; one number per tier, or one for all", low=0
     )
     mbits: tuple[float, ...] = setting(
-        (100.0,), "million bits per second of its link, each way; one number for each tier, or one for all", low=1e-6
+        (100.0,), "million bits per second of the client's link, each way; one number per tier, or one for all", low=1e-6
     )
-    deadline: float = setting(0.0, "seconds after which a round ends without those who have not reported; 0 waits for all", low=0)
+    deadline: float = setting(0.0, "seconds after which a round ends without clients that have not reported; 0: wait for all", low=0)
 
 
 @dataclass(frozen=True)

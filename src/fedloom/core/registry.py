@@ -28,6 +28,8 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
+    """Components by name, each with its settings and a one-line meaning; ``@REGISTRY.add(name, Settings, meaning)`` adds one."""
+
     def __init__(self, what: str) -> None:
         self.what = what
         self.entries: dict[str, Entry[T]] = {}

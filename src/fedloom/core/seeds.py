@@ -20,5 +20,5 @@ def derive_seed(*address: int | str) -> int:
 
 
 def rng(*address: int | str) -> np.random.Generator:
-    """The generator that lives at this address."""
+    """The random generator of this address: the same address gives the same draws."""
     return np.random.default_rng(derive_seed(*address))

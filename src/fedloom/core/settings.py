@@ -10,10 +10,10 @@ from typing import Any
 def setting(
     default: Any, meaning: str, choices: Collection[str] = (), low: float | None = None, high: float | None = None, path: bool = False
 ) -> Any:
-    """A dataclass field; ``choices`` or the bounds ``low`` and ``high`` (both allowed values) limit what it accepts.
+    """A dataclass field with a meaning. ``choices``, or the bounds ``low`` and ``high`` (both included), limit its values.
 
-    ``path``: it names a file or folder that is read. A run keeps it as a full path, and members of a federation may have other ones.
+    ``path``: the value names a file or folder. A run saves it as a full path. Members of a federation may have different ones.
 
-    ``choices`` are looked at when a value is checked: those that are a table of components grow with it.
+    ``choices`` are read when a value is checked, so a table of components may grow later.
     """
     return field(default=default, metadata={"meaning": meaning, "choices": choices, "low": low, "high": high, "path": path})

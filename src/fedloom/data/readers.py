@@ -310,13 +310,15 @@ def read_sites(place: Path, image_size: int) -> Dataset:
 # -- the table ------------------------------------------------------------------------------------------
 
 DATASETS: dict[str, Source] = {
-    "digits": Source(read_digits, "8 x 8 handwritten digits, 10 classes, embedded: nothing to download", "", ""),
+    "digits": Source(read_digits, "8 x 8 handwritten digits, 10 classes, included: nothing to download", "", ""),
     "cifar10": Source(read_cifar10, "32 x 32 photographs, 10 classes", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
     "cifar100": Source(read_cifar100, "32 x 32 photographs, 100 classes", "cifar-100-python", "cifar-100-python.tar.gz"),
     "cinic10": Source(read_cinic10, "32 x 32 photographs, 10 classes, from CIFAR-10 and ImageNet", "CINIC-10", "CINIC-10.tar.gz"),
     "tinyimagenet": Source(read_tinyimagenet, "64 x 64 photographs, 200 classes", "tiny-imagenet-200", "tiny-imagenet-200.zip"),
     "folder": Source(read_folder, "your own images: one folder per class", "", ""),
-    "sites": Source(read_sites, "the members' own images: a folder per member, in it one per class (with split.rule=members)", "", ""),
+    "sites": Source(
+        read_sites, "the members' own images: a folder per member, with a folder per class in it (with split.rule=members)", "", ""
+    ),
 }
 
 
@@ -325,9 +327,9 @@ class DataSettings:
     """Which data set, and where it lies."""
 
     name: str = setting("digits", "the data set", choices=DATASETS)
-    folder: str = setting("data", "where data sets lie on disk", path=True)
-    image_size: int = setting(32, "side in pixels that images of folder and sites are resized to", low=8, high=1024)
-    server: str = setting("", "sites: a folder of images without labels that the server has, for methods that need some", path=True)
+    folder: str = setting("data", "folder that holds the data sets", path=True)
+    image_size: int = setting(32, "folder, sites: images are resized to this side in pixels", low=8, high=1024)
+    server: str = setting("", "sites: folder of the server's images without labels, for methods that need them", path=True)
 
 
 def read(settings: DataSettings) -> Dataset:

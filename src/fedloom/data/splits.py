@@ -30,20 +30,20 @@ class SplitSettings:
 
     rule: str = setting(
         "label",
-        "label: Dir(alpha) over clients per class, disjoint; client: Dir(alpha) over classes per client, disjoint, equal sizes; "
-        "plato: the same with overlapping clients; shards: a few classes each; iid: by chance; members: as data.name=sites has them",
+        "label: Dir(alpha) over clients for each class, disjoint; client: Dir(alpha) over classes for each client, disjoint, equal sizes; "
+        "plato: like client, but clients overlap; shards: a few classes each; iid: uniform; members: the folders of data.name=sites",
         choices=RULES,
     )
-    alpha: float = setting(0.3, "Dirichlet concentration of label, client and plato: smaller means clients differ more", low=0.001)
+    alpha: float = setting(0.3, "label, client, plato: Dirichlet concentration; smaller: clients differ more", low=0.001)
     test: float = setting(
-        0.0, "share of a client's images of the training pool that are its test images; 0 takes them from the test pool", low=0, high=0.5
+        0.0, "share of a client's images from the training pool that become its test images; 0: use the test pool", low=0, high=0.5
     )
-    validation: float = setting(0.1, "share of a client's training images held out for selection", low=0.01, high=0.5)
-    minimum: int = setting(10, "label: training images every client has at least, validation included", low=3)
+    validation: float = setting(0.1, "share of a client's training images kept for selection", low=0.01, high=0.5)
+    minimum: int = setting(10, "label: fewest training images of a client, validation included", low=3)
     size: int = setting(600, "plato: training images per client, validation included", low=3)
     test_size: int = setting(600, "plato: test images per client", low=1)
     shards: int = setting(2, "shards: shards per client", low=1)
-    server: float = setting(0.0, "share of the training images that the server gets, without their labels, and no client", low=0, high=0.5)
+    server: float = setting(0.0, "share of the training images that the server gets, without labels; no client has them", low=0, high=0.5)
 
 
 @dataclass(frozen=True, eq=False)

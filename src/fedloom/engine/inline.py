@@ -16,9 +16,9 @@ from fedloom.engine.visit import ClientRecords, visit
 
 @dataclass(frozen=True)
 class InlineSettings:
-    device: str = setting("auto", "where clients train: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "where clients train: cpu, cuda, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
     threads: int = setting(
-        0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0, high=1024
+        0, "CPU threads; 0: torch decides. Results are equal bit for bit only with equal thread counts", low=0, high=1024
     )
 
 

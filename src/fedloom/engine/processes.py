@@ -32,9 +32,9 @@ Place = tuple[Path, tuple[str, ...]]  # a file with arrays, and their names in o
 
 @dataclass(frozen=True)
 class ProcessesSettings:
-    workers: int = setting(4, "processes that train clients; more than participants have nothing to do before the end", low=1)
-    device: str = setting("auto", "where clients train: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
-    threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only for equal thread counts", low=1, high=1024)
+    workers: int = setting(4, "processes that train clients; before the end no more than participants have work", low=1)
+    device: str = setting("auto", "where clients train: cpu, cuda, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only with equal thread counts", low=1, high=1024)
 
 
 def work(begin: Callable[[], Simulation], connection: Connection) -> None:

@@ -31,11 +31,11 @@ ENVIRONMENT = {  # before Ray is imported
 
 @dataclass(frozen=True)
 class RaySettings:
-    address: str = setting("", "a cluster to join, such as auto or host:port; empty starts one on this machine for the run")
-    workers: int = setting(0, "processes that train clients; 0 is one per GPU, or per CPU core if there is none", low=0)
+    address: str = setting("", "a running cluster to use: auto or host:port; empty: start one on this machine for the run")
+    workers: int = setting(0, "processes that train clients; 0: one per GPU, or per CPU core if there is no GPU", low=0)
     per_gpu: int = setting(1, "workers that share a GPU", low=1)
-    device: str = setting("auto", "where clients train: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
-    threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only for equal thread counts", low=1, high=1024)
+    device: str = setting("auto", "where clients train: cpu, cuda, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only with equal thread counts", low=1, high=1024)
 
 
 class Worker:

@@ -17,7 +17,7 @@ from fedloom.spaces.base import SearchSpace
 
 
 class Watcher(Protocol):
-    """Whoever wants to see a run go by."""
+    """Observes a run; every function is called as it happens."""
 
     def begin(self, rounds: int, clients: int, rounds_done: int, clients_done: int) -> None: ...
     def stage(self, client: str, stage: str) -> None: ...

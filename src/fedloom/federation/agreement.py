@@ -30,20 +30,20 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are
 class Members:
     """The table [federation]."""
 
-    name: str = setting("", "of the federation")
+    name: str = setting("", "name of the federation")
     sites: tuple[str, ...] = setting((), "names of the members' sites")
-    classes: tuple[str, ...] = setting((), "names of all classes; a site's images lie in folders of these names")
+    classes: tuple[str, ...] = setting((), "names of all classes; a site keeps its images in folders with these names")
 
 
 @dataclass(frozen=True)
 class RoundSettings:
     """When a round is over, and what a report may be."""
 
-    minimum: int = setting(0, "reports without which a round does not end; 0 is one from every site that is asked", low=0)
-    timeout: float = setting(3600.0, "seconds a site may take for its answer", low=1)
-    patience: float = setting(30.0, "seconds to wait for sites that are not connected, once the others have answered", low=0)
-    message_mb: int = setting(256, "megabytes a report may have", low=1, high=4096)
-    norm: float = setting(10.0, "how many times longer than the weights an update may be (Euclidean norm); 0 does not look", low=0)
+    minimum: int = setting(0, "fewest reports that end a round; 0: one from every site that was asked", low=0)
+    timeout: float = setting(3600.0, "seconds a site may take to answer", low=1)
+    patience: float = setting(30.0, "seconds to wait for sites that are not connected, after the others have answered", low=0)
+    message_mb: int = setting(256, "largest report in megabytes", low=1, high=4096)
+    norm: float = setting(10.0, "longest update, in lengths of the weights (Euclidean norm); 0: no check", low=0)
 
     @property
     def most(self) -> int:
@@ -54,11 +54,11 @@ class RoundSettings:
 class ServerSettings:
     """The table [server], which only the server reads; paths are relative to the file."""
 
-    address: str = setting("127.0.0.1:9092", "where sites reach it: HOST:PORT; 0.0.0.0:PORT listens on every network of the machine")
-    certificate: str = setting("server.pem", "its certificate, which the sites' authority has signed", path=True)
-    key: str = setting("server-key.pem", "the certificate's key", path=True)
-    sites: str = setting("sites", "a folder with the public key of every site, SITE.pub", path=True)
-    folder: str = setting("", "where the run is kept; empty is runs/NAME of the federation", path=True)
+    address: str = setting("127.0.0.1:9092", "HOST:PORT where sites reach the server; 0.0.0.0:PORT listens on every network of the machine")
+    certificate: str = setting("server.pem", "the server's certificate, signed by the sites' authority", path=True)
+    key: str = setting("server-key.pem", "private key of the certificate", path=True)
+    sites: str = setting("sites", "folder with the public key of every site, SITE.pub", path=True)
+    folder: str = setting("", "folder of the run; empty: runs/NAME, with the federation's name", path=True)
     round: RoundSettings = field(default_factory=RoundSettings)
 
 
@@ -85,21 +85,21 @@ class Agreement:
 class SiteSettings:
     """SITE.toml; paths are relative to the file."""
 
-    federation: str = setting("federation.toml", "the file that all members have", path=True)
-    name: str = setting("", "of this site, as the federation knows it")
-    server: str = setting("127.0.0.1:9092", "where the server is: HOST:PORT")
-    authority: str = setting("ca.pem", "the certificate of the authority that signed the server's", path=True)
-    key: str = setting("key.pem", "this site's private key, which stays here", path=True)
+    federation: str = setting("federation.toml", "the file that all members share", path=True)
+    name: str = setting("", "name of this site in the federation")
+    server: str = setting("127.0.0.1:9092", "HOST:PORT of the server")
+    authority: str = setting("ca.pem", "certificate of the authority that signed the server's certificate", path=True)
+    key: str = setting("key.pem", "this site's private key; it never leaves the site", path=True)
     images: str = setting("images", "this site's images: class folders, or train/ and test/ of class folders", path=True)
-    folder: str = setting("fedloom-site", "where its memory, its model and the log of what left are kept", path=True)
-    device: str = setting("auto", "where it trains: cpu, cuda, or auto for a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    folder: str = setting("fedloom-site", "folder for the site's memory, its model and the log of what left", path=True)
+    device: str = setting("auto", "where the site trains: cpu, cuda, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
     threads: int = setting(
-        0, "CPU threads; results are equal bit for bit only for equal thread counts; 0 leaves it to torch", low=0, high=1024
+        0, "CPU threads; 0: torch decides. Results are equal bit for bit only with equal thread counts", low=0, high=1024
     )
-    poll: float = setting(0.5, "seconds between two looks for an instruction, at most", low=0.01, high=60)
-    wait: float = setting(0.0, "seconds to try to reach the server before giving up; 0 is for ever", low=0)
-    message_mb: int = setting(256, "megabytes an instruction may have", low=1, high=4096)
-    onnx: bool = setting(True, "export the personal model to ONNX in the end, which takes some seconds")
+    poll: float = setting(0.5, "most seconds between two requests for an instruction", low=0.01, high=60)
+    wait: float = setting(0.0, "seconds to try to reach the server before giving up; 0: for ever", low=0)
+    message_mb: int = setting(256, "largest instruction in megabytes", low=1, high=4096)
+    onnx: bool = setting(True, "export the personal model to ONNX at the end, which takes some seconds")
 
 
 def read_agreement(path: Path) -> Agreement:

@@ -26,14 +26,14 @@ SHARPEST = 60.0  # bound of the closed-form logits: float32 has nothing beyond
 
 @dataclass(frozen=True)
 class DenoiserSettings:
-    architectures: int = setting(500_000, "architectures sampled to learn from", low=100)
+    architectures: int = setting(500_000, "architectures sampled for training", low=100)
     steps: int = setting(6_000, "training steps", low=1)
     batch: int = setting(512, "architectures per step", low=1)
     rate: float = setting(2e-3, "learning rate of AdamW at its peak", low=0)
     width: int = setting(64, "numbers per token", low=8)
     layers: int = setting(3, "attention layers", low=1)
     heads: int = setting(4, "attention heads", low=1)
-    average: float = setting(0.999, "decay of the moving average of weights that is kept", low=0, high=1)
+    average: float = setting(0.999, "decay of the moving average of weights, which is what is kept", low=0, high=1)
 
 
 def sinusoid(values: Tensor, width: int) -> Tensor:

@@ -17,9 +17,7 @@ from fedloom.generator.proxy import Proxy
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    file: str = setting(
-        "", "weights of ImageNet's ResNet-18 (.pth or .safetensors) to use instead of a small network of its own", path=True
-    )
+    file: str = setting("", "weights of ImageNet's ResNet-18 (.pth or .safetensors); empty: train a small network instead", path=True)
     epochs: int = setting(12, "passes over the public images for the small network", low=1)
     batch: int = setting(512, "images per step", low=2)
     rate: float = setting(2e-3, "learning rate of AdamW at its peak", low=0)

@@ -31,15 +31,15 @@ ROUNDS = 8  # of drawing more architectures, where many are equal
 class SupernetSettings:
     epochs: int = setting(24, "passes over the public images", low=1)
     batch: int = setting(512, "images per step", low=2)
-    rate: float = setting(0.4, "learning rate of SGD at the start, falling as a cosine", low=0)
-    largest: float = setting(1 / 3, "share of the epochs, the first ones, that train the largest network alone", low=0, high=1)
+    rate: float = setting(0.4, "learning rate of SGD at the start; it falls by a cosine", low=0)
+    largest: float = setting(1 / 3, "share of the epochs, at the start, that train only the largest network", low=0, high=1)
     sampling: str = setting(
         "auto",
-        "what a step trains: one random subnet, or several that use every choice (FairNAS); "
-        "auto is fair, and without the largest, where every choice has weights of its own (darts)",
+        "what a step trains: one random subnet, or several that together use every choice (fair, FairNAS); "
+        "auto: fair without the largest network if every choice has its own weights (darts), else random",
         choices=("auto", "random", "fair"),
     )
-    half: bool = setting(False, "train in bfloat16 where the device is a GPU")
+    half: bool = setting(False, "train in bfloat16 if the device is a GPU")
 
     def suited_to(self, supernet: Supernet[Any]) -> SupernetSettings:
         """What ``auto`` means for this supernet."""
@@ -51,9 +51,9 @@ class SupernetSettings:
 @dataclass(frozen=True)
 class LabelSettings:
     architectures: int = setting(10_240, "different architectures to score", low=8)
-    images: int = setting(30, "scoring images per class that an architecture is scored on; others see others", low=2)
-    calibration: int = setting(512, "training images on which normalisation statistics are measured", low=2)
-    half: bool = setting(True, "score in bfloat16 where the device is a GPU")
+    images: int = setting(30, "scoring images per class for an architecture; other architectures are scored on other images", low=2)
+    calibration: int = setting(512, "training images that measure normalisation statistics", low=2)
+    half: bool = setting(True, "score in bfloat16 if the device is a GPU")
 
 
 def half_precision(wanted: bool, images: Tensor) -> torch.autocast:

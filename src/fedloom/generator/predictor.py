@@ -33,10 +33,10 @@ USUAL = 96  # tasks whose images tell what features are usual
 class PredictorSettings:
     steps: int = setting(2_000, "training steps", low=1)
     tasks: int = setting(24, "tasks per step", low=1)
-    architectures: int = setting(48, "architectures per task and step that are seen behind noise", low=2)
+    architectures: int = setting(48, "noisy architectures per task and step", low=2)
     rate: float = setting(1e-3, "learning rate of AdamW at its peak", low=0)
-    width: int = setting(192, "numbers in its hidden layers", low=8)
-    dropout: float = setting(0.1, "share of hidden numbers dropped in training", low=0, high=0.9)
+    width: int = setting(192, "width of its hidden layers", low=8)
+    dropout: float = setting(0.1, "dropout rate", low=0, high=0.9)
 
 
 class ArchitectureNetwork(nn.Module):

@@ -67,9 +67,9 @@ TEST_EVERY = 20  # one of so many labelled architectures is not learned from
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    seed: int = setting(0, "every random draw follows from it, but which images and classes are held out, which the data decide", low=0)
-    model: str = setting("fast", "what to train: the fast generator, or the papers', the slow reference", choices=("fast", "paper"))
-    guided: bool = setting(True, "train a predictor as well; without one the generator draws from the space as it is")
+    seed: int = setting(0, "seed of every random draw; which images and classes are held out depends on the data alone", low=0)
+    model: str = setting("fast", "what to train: the fast generator, or the papers' slow one as a reference", choices=("fast", "paper"))
+    guided: bool = setting(True, "also train a predictor; without one the generator cannot be guided by images")
     strength: float = setting(STRENGTH, "strength of guidance that the fast generator's file recommends", low=0)
     denoiser: DenoiserSettings = field(default_factory=DenoiserSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)

@@ -33,16 +33,16 @@ Subset = npt.NDArray[np.int64]  # class numbers
 
 @dataclass(frozen=True)
 class ProxySettings:
-    image_size: int = setting(32, "side in pixels that larger images are averaged down to", low=8)
-    reserved: int = setting(100, "training images per class that score and train nothing; the test pool's join them", low=0)
+    image_size: int = setting(32, "larger images are averaged down to this side in pixels", low=8)
+    reserved: int = setting(100, "training images per class kept for scoring, not for training; the test pool is added to them", low=0)
     held_out: float = setting(0.2, "share of the classes that the predictor never sees", low=0.05, high=0.8)
-    tasks: int = setting(1200, "class subsets to score architectures on", low=3)
-    held_out_tasks: int = setting(120, "class subsets of the held-out classes", low=3)
-    task_sizes: tuple[int, ...] = setting((5, 10, 20), "classes in a task, in turn; never more than there are", low=2)
+    tasks: int = setting(1200, "class subsets on which architectures are scored", low=3)
+    held_out_tasks: int = setting(120, "class subsets of the held-out classes, which test the predictor", low=3)
+    task_sizes: tuple[int, ...] = setting((5, 10, 20), "numbers of classes in a task, used in turn; never more than there are", low=2)
     conditions: tuple[str, ...] = setting(
-        tuple(CONDITIONS), f"how the images of a task were taken, in turn: {', '.join(CONDITIONS)}", choices=tuple(CONDITIONS)
+        tuple(CONDITIONS), f"conditions of a task's images, used in turn: {', '.join(CONDITIONS)}", choices=tuple(CONDITIONS)
     )
-    alike: float = setting(0.5, "share of tasks whose classes look alike, instead of random ones", low=0, high=1)
+    alike: float = setting(0.5, "share of tasks whose classes look alike; the others have random classes", low=0, high=1)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fedloom.methods.base import METHODS, AveragingMethod, message
 @dataclass(frozen=True)
 class FedAvgSettings:
     architecture: str = setting("medium", "the network: smallest, medium, largest, random, or an architecture's id")
-    averaging: str = setting("fedavg", "how updates are combined; the others hold against a few hostile clients", choices=WHOLE)
+    averaging: str = setting("fedavg", "how updates are combined; all but fedavg resist a few hostile clients", choices=WHOLE)
 
 
 @dataclass(frozen=True)

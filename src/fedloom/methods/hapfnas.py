@@ -49,25 +49,25 @@ KNOWLEDGE, SEARCH, SUBNET = "knowledge", "search", "subnet"  # what a client get
 @dataclass(frozen=True)
 class HapfnasSettings:
     supernet_share: float = setting(
-        0.667, "share of the rounds that train the supernet, at least one; the rest train subnets", low=0, high=1
+        0.667, "share of the rounds that train the supernet, at least one round; the others train subnets", low=0, high=1
     )
     distil_epochs: int = setting(5, "epochs over the server's images after each supernet round", low=1)
-    distil_rate: float = setting(0.1, "learning rate of the supernet; falls over the supernet rounds as training.schedule says", low=0)
+    distil_rate: float = setting(0.1, "learning rate of the supernet; training.schedule says how it falls over the supernet rounds", low=0)
     random_subnets: int = setting(2, "random subnets in each step of the supernet, besides the smallest and the largest", low=0)
     budget_steps: int = setting(
         4,
-        "without budget.*: steps by which the limit on macs rises with a client's data, from the smallest network's to the largest's",
+        "without budget.*: steps in which a client's limit on macs rises with its data, from the smallest network to the largest",
         low=1,
     )
     macs: tuple[float, ...] = setting(
-        (), "limits on macs instead of those by data: one for each tier of clients (hardware.*), or one for all", low=1
+        (), "limits on macs that replace those by data: one for each tier of clients (hardware.*), or one for all", low=1
     )
-    population: int = setting(256, "random architectures that a client scores first: what the predictor learns from", low=2)
-    generations: int = setting(20, "generations of the evolution on predictions; 0 keeps the best of the population", low=0)
+    population: int = setting(256, "random architectures that a client scores first, to train the predictor", low=2)
+    generations: int = setting(20, "generations of the evolution on predictions; 0: take the best of the population", low=0)
     mutation_size: int = setting(128, "mutants per generation", low=0)
     crossover_size: int = setting(64, "children of two parents per generation", low=0)
     mutation: float = setting(0.2, "probability of redrawing a gene of a mutant", low=0, high=1)
-    finalists: int = setting(256, "architectures that are scored at the end, the best by prediction", low=1)
+    finalists: int = setting(256, "architectures with the best predictions, which are scored at the end", low=1)
 
 
 @dataclass(frozen=True)

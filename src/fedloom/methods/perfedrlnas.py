@@ -43,20 +43,18 @@ from fedloom.training.peak import MeasuredPeak
 @dataclass(frozen=True)
 class PerFedRLNASSettings:
     rate: float = setting(0.5, "learning rate of Adam for the policies; one Adam per client", low=0)
-    time_weight: float = setting(0.001, "reward lost per second that a client takes longer than the fastest of its round", low=0)
+    time_weight: float = setting(0.001, "reward lost for every second that a client takes longer than the fastest of its round", low=0)
     time: str = setting(
         "analytic",
-        "how long training takes: worked out for the client's hardware, or the clock's (then a run does not repeat bit by bit)",
+        "training time: computed for the client's hardware, or measured (then a run does not repeat bit by bit)",
         choices=("analytic", "measured"),
     )
     memory_weight: float = setting(
-        0.0, "reward lost for the share of its memory (hardware.memory_mb) that a client's training takes; 1 is the paper's Eq. 9", low=0
+        0.0, "reward lost if training fills a client's memory (hardware.memory_mb), less in proportion; 1: the paper's Eq. 9", low=0
     )
-    memory: str = setting(
-        "analytic", "how much training takes: worked out, or the peak measured on a GPU", choices=("analytic", "measured")
-    )
+    memory: str = setting("analytic", "training memory: computed, or the peak measured on a GPU", choices=("analytic", "measured"))
     memory_baseline: bool = setting(
-        True, "memory: count from the mean of all clients' latest shares, as accuracy does; false is Eq. 9 as written, all rewards negative"
+        True, "memory: subtract the mean of all clients' latest shares, as for accuracy; false: Eq. 9 as written, all rewards negative"
     )
     averaging: str = setting("coverage_equal", "how updates are combined; fedavg is what the authors' code does", choices=AVERAGING)
 

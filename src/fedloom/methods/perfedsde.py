@@ -49,29 +49,27 @@ NONE: dict[str, Any] = {"none": None}
 class PerFedSDESettings:
     generator: str = setting(
         "diffusion",
-        "where candidates come from: the diffusion model guided by the client's data, crossover and mutation of its population, or chance",
+        "source of candidates: a diffusion model guided by the client's data, crossover and mutation, or random draws",
         choices=("diffusion", "evolution", "random"),
     )
     surrogate: str = setting(
-        "rbf", "what picks the offspring among the candidates; none makes no more than are scored", choices=ChainMap(NONE, SURROGATES)
+        "rbf", "what picks the offspring among the candidates; none: make no more than are scored", choices=ChainMap(NONE, SURROGATES)
     )
     iterations: int = setting(5, "search iterations per participation, one epoch of supernet training each", low=1)
-    population: int = setting(0, "architectures a client keeps; 0 is three times the number of genes", low=0)
-    candidates: int = setting(100, "architectures per iteration among which the surrogate picks; never fewer than offspring", low=1)
+    population: int = setting(0, "architectures that a client keeps; 0: three times the number of genes", low=0)
+    candidates: int = setting(100, "architectures per iteration from which the surrogate picks; at least as many as offspring", low=1)
     offspring: int = setting(10, "new architectures scored per iteration", low=1)
     guidance: float = setting(
-        -1.0, "strength of the client's data in the diffusion model; 0 is none, -1 the model's own", low=-1, high=STRONGEST
+        -1.0, "how strongly the client's data guide the diffusion model; 0: not, -1: the model's own strength", low=-1, high=STRONGEST
     )
-    sampler: str = setting("", f"how the diffusion model draws: {', '.join(SAMPLERS)}; empty is the model's own")
-    steps: int = setting(0, "steps of the sampler; 0 is its own number", low=0)
-    generator_file: str = setting(
-        "", "trained diffusion model, a file written by pretrain; empty is the one that comes with fedloom", path=True
-    )
+    sampler: str = setting("", f"how the diffusion model draws: {', '.join(SAMPLERS)}; empty: the model's own")
+    steps: int = setting(0, "steps of the sampler; 0: its own number", low=0)
+    generator_file: str = setting("", "trained diffusion model, a file written by pretrain; empty: the one included in Fedloom", path=True)
     features: str = setting(
-        "", "weights of the image features that generator_file was trained with; empty is those beside it or fedloom's", path=True
+        "", "image feature weights that generator_file was trained with; empty: those beside it, or Fedloom's", path=True
     )
-    archive: bool = setting(True, "train the supernet on the best of the population; false is on all of it")
-    archive_size: int = setting(10, "archive: how many of the best", low=1)
+    archive: bool = setting(True, "train the supernet on the best of the population; false: on all of it")
+    archive_size: int = setting(10, "architectures in the archive, the best of the population", low=1)
     sampling: str = setting(
         "archive",
         "what a step trains: one of the archive, or random subnets that together use every choice (FairNAS)",

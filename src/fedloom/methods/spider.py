@@ -53,18 +53,20 @@ WIDE = NODES - 1  # nodes of a cell with more than two inputs: all but the first
 
 @dataclass(frozen=True)
 class SpiderSettings:
-    sharing: float = setting(0.01, "lambda: how strongly the local supernet is held near the shared one; 0 lets it go its own way", low=0)
-    searcher: str = setting("perturbation", "what decides edges: leaving operations out, or gradients", choices=("perturbation", "milenas"))
+    sharing: float = setting(0.01, "lambda: how strongly the local supernet is kept near the shared one; 0: not at all", low=0)
+    searcher: str = setting(
+        "perturbation", "edges are decided by leaving operations out, or by gradients", choices=("perturbation", "milenas")
+    )
     warmup: int = setting(30, "perturbation: rounds before the first search", low=0)
-    recovery: int = setting(20, "rounds from one search to the next, also of nodes", low=1)
-    edges: int = setting(1, "edges, or nodes to prune, of each kind of cell that a search decides; more for short runs", low=1)
-    milenas_rounds: int = setting(400, "milenas: rounds in which weights of operations are learned; then the strongest stay", low=1)
+    recovery: int = setting(20, "rounds from one search to the next, for edges and for nodes", low=1)
+    edges: int = setting(1, "edges (or nodes to prune) that one search decides in each kind of cell; more for short runs", low=1)
+    milenas_rounds: int = setting(400, "milenas: rounds that learn weights of operations; then the strongest one stays", low=1)
     milenas_rate: float = setting(0.01, "milenas: learning rate of these weights", low=0)
-    milenas_weight: float = setting(1.0, "milenas: what the validation loss counts in their gradient, beside the training loss", low=0)
-    prune: bool = setting(False, "then leave every node two inputs; needs darts.operations s2n or full, which have none")
-    clip: float = setting(5.0, "largest norm of a gradient of the shared supernet; 0 does not clip", low=0)
-    join_validation: bool = setting(True, "train on validation images as well once the search is over, as the paper does")
-    averaging: str = setting("fedavg", "how updates are combined; the others hold against a few hostile clients", choices=WHOLE)
+    milenas_weight: float = setting(1.0, "milenas: weight of the validation loss in their gradient; the training loss has weight 1", low=0)
+    prune: bool = setting(False, "after the search leave every node two inputs; needs the operation none (darts.operations=s2n or full)")
+    clip: float = setting(5.0, "largest norm of a gradient of the shared supernet; 0: no clipping", low=0)
+    join_validation: bool = setting(True, "add validation images to training after the search, as in the paper")
+    averaging: str = setting("fedavg", "how updates are combined; all but fedavg resist a few hostile clients", choices=WHOLE)
 
 
 @dataclass(frozen=True)

@@ -141,14 +141,14 @@ class SearchSpace(ABC):
 
     # -- what it may say otherwise ------------------------------------------
     def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        """(architectures, genes) which genes have an effect under these choices; all of them, if a space does not say."""
+        """(architectures, genes) which genes have an effect under these choices; default: all."""
         return np.ones(choices.shape, bool)
 
     @property
     def follows(self) -> npt.NDArray[np.bool_]:
         """(genes, genes) whether gene j, the column, may act directly on what gene i, the row, has made: a graph without cycles.
 
-        If a space does not say: a chain of places, stage by stage, and in a stage from its genes as a whole to its last block.
+        Default: a chain of places, stage by stage; in a stage from the genes of the whole stage to those of its last block.
         """
         places = [(gene.stage, gene.place) for gene in self.genes]
         number = np.array([sorted(set(places)).index(place) for place in places])
@@ -156,14 +156,14 @@ class SearchSpace(ABC):
 
     @property
     def named(self) -> Mapping[str, Architecture]:
-        """Architectures with a name: at least smallest, medium and largest, in this order of cost. If a space does not say, these have
-        the first, the middle and the last choice of every gene."""
+        """Architectures with a name: at least smallest, medium and largest, in this order of cost. Default: the
+        first, the middle and the last choice of every gene."""
         choices = {"smallest": np.zeros_like(self.sizes), "medium": self.sizes // 2, "largest": self.sizes - 1}
         return {name: self.canonical(chosen) for name, chosen in choices.items()}
 
     @property
     def architectures(self) -> int:
-        """How many different architectures there are; counted one by one, if a space does not say and has genes without effect."""
+        """How many different architectures there are; default: counted, one by one if genes can lose their effect."""
         most = math.prod(self.sizes.tolist())
         if type(self).active_many is SearchSpace.active_many:
             return most
@@ -177,7 +177,7 @@ class SearchSpace(ABC):
         return [0] * len(genes)
 
     def drawing(self, architecture: Architecture) -> Drawing:
-        """What a picture of this architecture shows: if a space does not say, its genes by stage."""
+        """What a picture of this architecture shows: default: its genes by stage."""
         rows: dict[str, list[Box]] = {}
         for gene, choice, active in zip(self.genes, architecture.choices, self.active(architecture.choices), strict=True):
             boxes = rows.setdefault(f"stage {gene.stage}" if gene.stage else self.name, [])

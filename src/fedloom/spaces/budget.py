@@ -23,13 +23,13 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    parameters: float = setting(0.0, "most parameters that a client's network may have; 0 is no limit", low=0)
-    macs: float = setting(0.0, "most multiply-accumulates that it may spend on one image; 0 is no limit", low=0)
+    parameters: float = setting(0.0, "most parameters of a client's network; 0: no limit", low=0)
+    macs: float = setting(0.0, "most multiply-accumulates of a client's network for one image; 0: no limit", low=0)
     memory_mb: float = setting(
-        0.0, "most megabytes that training it may take: weights, gradients, momenta, activations of a batch; 0 is no limit", low=0
+        0.0, "most megabytes to train a client's network: weights, gradients, momenta, activations of a batch; 0: no limit", low=0
     )
     latency_ms: float = setting(
-        0.0, "most milliseconds for one image, measured on this machine: such a run does not repeat bit by bit; 0 is no limit", low=0
+        0.0, "most milliseconds for one image, measured here, so a run does not repeat bit by bit; 0: no limit", low=0
     )
 
 

@@ -35,12 +35,12 @@ DARTS_V2 = (
 
 @dataclass(frozen=True)
 class DARTSSettings:
-    channels: int = setting(16, "channels of a node in the first cells, an even number; doubled at each reduction", low=2, high=512)
-    cells: int = setting(8, "number of cells; those after one and two thirds are reduction cells", low=3, high=64)
+    channels: int = setting(16, "channels of a node in the first cells, an even number; each reduction doubles them", low=2, high=512)
+    cells: int = setting(8, "number of cells; the cells after one third and two thirds are reduction cells", low=3, high=64)
     operations: str = setting(
         "full", "operations to choose from: all eight, s2 (skip and 3x3 separable), or s2n (s2 and none)", choices=("full", "s2", "s2n")
     )
-    input_size: int = setting(0, "side in pixels that images are resized to inside the network; 0 keeps them as they are", low=0, high=1024)
+    input_size: int = setting(0, "resize images inside the network to this side in pixels; 0: keep them", low=0, high=1024)
 
     @classmethod
     def tiny(cls) -> DARTSSettings:

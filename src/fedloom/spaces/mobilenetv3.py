@@ -30,11 +30,11 @@ PRESENT = np.arange(BLOCKS) < np.array(DEPTHS)[:, None]  # (choices of a depth, 
 
 @dataclass(frozen=True)
 class MobileNetV3Settings:
-    width: float = setting(1.0, "multiplier of all channel numbers, rounded to multiples of 8", low=0.05, high=4)
+    width: float = setting(1.0, "factor for all channel numbers, rounded to multiples of 8", low=0.05, high=4)
     stem_stride: int = setting(1, "stride of the first convolution: 1 for small images, 2 for the original at 224 pixels", low=1, high=2)
     strides: tuple[int, ...] = setting((2, 2, 2, 1, 2), "stride of each of the five stages")
     norm: str = setting("batch", "normalisation: batch, or group with groups of 8 channels", choices=("batch", "group"))
-    input_size: int = setting(0, "side in pixels that images are resized to inside the network; 0 keeps them as they are", low=0, high=1024)
+    input_size: int = setting(0, "resize images inside the network to this side in pixels; 0: keep them", low=0, high=1024)
 
     @classmethod
     def tiny(cls) -> MobileNetV3Settings:

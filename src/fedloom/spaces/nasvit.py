@@ -56,12 +56,12 @@ WIDTHS, DEPTHS, KERNELS, EXPANSIONS = slice(1, 10), slice(10, 17), slice(17, 24)
 
 @dataclass(frozen=True)
 class NASViTSettings:
-    width: float = setting(1.0, "multiplier of all channel numbers, rounded to multiples of 8", low=0.05, high=4)
-    depth: float = setting(1.0, "multiplier of the numbers of blocks in all stages, rounded up", low=0.1, high=1)
+    width: float = setting(1.0, "factor for all channel numbers, rounded to multiples of 8", low=0.05, high=4)
+    depth: float = setting(1.0, "factor for the numbers of blocks in all stages, rounded up", low=0.1, high=1)
     stem_stride: int = setting(1, "stride of the first convolution: 1 for small images, 2 for the original", low=1, high=2)
     strides: tuple[int, ...] = setting((1, 2, 2, 1, 2, 1, 2), "stride of each of the seven stages")
-    resolutions: tuple[int, ...] = setting((24, 28, 32, 36), "the four sides in pixels that images may be resized to, increasing")
-    window: int = setting(18, "largest side of a map that attention may see: its cost grows with the fourth power", low=1, high=64)
+    resolutions: tuple[int, ...] = setting((24, 28, 32, 36), "the four sides in pixels to which images may be resized, increasing")
+    window: int = setting(18, "largest side of a map with attention; the cost of attention grows with its fourth power", low=1, high=64)
 
     @classmethod
     def original(cls) -> NASViTSettings:

@@ -66,7 +66,7 @@ class Supernet(ABC, Generic[Space]):
         """``forward`` of the architecture whose choices are ``genes``, (genes,) integers on the device, at static shapes.
 
         ``weights`` are the whole supernet's and ``images`` already have their input size. Must be safe under ``torch.vmap``
-        over ``genes``: no value of a tensor may reach Python. A supernet that does not say always runs sliced.
+        over ``genes``: no value of a tensor may reach Python. A supernet without it always runs sliced.
         """
         raise InvalidConfig(f"The supernet of {self.space.name} has no masked execution. Set training.execution=sliced")
 
@@ -75,8 +75,8 @@ class Supernet(ABC, Generic[Space]):
         return {name: tensor.clone() for name, tensor in self.take(weights, architecture).items()}
 
     def network(self, architecture: Architecture) -> nn.Module:
-        """The stand-alone network as plain torch modules, freshly initialised; if a supernet does not say, a module that holds its
-        parameters and statistics by their names and computes ``forward``."""
+        """The stand-alone network as plain torch modules, freshly initialised. Default: a module that holds its parameters
+        and statistics by name and computes ``forward``."""
         image, statistics = self.space.image, Statistics(rows=2)
         own = self.plain(self.initial(0), architecture)
         with torch.no_grad():  # to learn what is normalised

@@ -10,21 +10,21 @@ from fedloom.core.settings import setting
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    epochs: int = setting(5, "local epochs per participation; perfedsde has perfedsde.iterations instead, one epoch each", low=1)
+    epochs: int = setting(5, "local epochs per participation; perfedsde uses perfedsde.iterations instead, one epoch each", low=1)
     batch: int = setting(50, "examples per step", low=2)
     rate: float = setting(0.05, "learning rate of SGD at the start", low=0)
     schedule: str = setting("cosine", "how the rate falls over all rounds", choices=("cosine", "constant"))
     momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
-    weight_decay: float = setting(5e-4, "decay of weights (not of biases and normalisation)", low=0)
+    weight_decay: float = setting(5e-4, "weight decay (not for biases and normalisation)", low=0)
     label_smoothing: float = setting(0.1, "share of the target spread over all classes", low=0, high=1)
-    crop: int = setting(4, "augmentation: random crop after padding by this many pixels; 0 is off", low=0)
+    crop: int = setting(4, "augmentation: random crop after padding by this many pixels; 0: off", low=0)
     flip: bool = setting(True, "augmentation: random horizontal flip")
-    cutout: int = setting(8, "augmentation: side of a random square that is blanked; 0 is off", low=0)
-    calibration: int = setting(256, "training images on which normalisation statistics are measured before scoring", low=2)
-    finetune_epochs: int = setting(10, "epochs of local fine-tuning at the end; 0 is off", low=0)
-    finetune_rates: tuple[float, ...] = setting((0.02, 0.005, 0.001), "rates tried for it; the best on validation data is kept", low=0)
+    cutout: int = setting(8, "augmentation: side of a random square that is blanked, in pixels; 0: off", low=0)
+    calibration: int = setting(256, "training images that measure normalisation statistics before scoring", low=2)
+    finetune_epochs: int = setting(10, "epochs of local fine-tuning at the end; 0: off", low=0)
+    finetune_rates: tuple[float, ...] = setting((0.02, 0.005, 0.001), "rates to try for fine-tuning; validation data choose", low=0)
     execution: str = setting(
-        "auto", "how subnets run: sliced, masked (static shapes), or on a GPU masked where that pays", choices=("auto", "sliced", "masked")
+        "auto", "how subnets run: sliced, masked (static shapes), or auto: masked if faster on a GPU", choices=("auto", "sliced", "masked")
     )
 
 

@@ -29,7 +29,7 @@ from fedloom.training.scoring import Score, Scorer
 
 @dataclass(frozen=True)
 class Tools:
-    """Everything a method needs and no method owns. Holds no weights, and of data only what the server has without labels."""
+    """What all methods share. Holds no weights, and no data but the server's images without labels."""
 
     space: SearchSpace
     supernet: Supernet[Any]
@@ -77,13 +77,13 @@ class Tools:
         return frozen({name: weights[name][region] for name, region in self.supernet.regions(architecture).items()})
 
     def network_of(self, weights: Arrays, architecture: Architecture) -> Arrays:
-        """The network of its own that an architecture is in a supernet."""
+        """The stand-alone network of an architecture, with its weights from a supernet."""
         return frozen(self.arrays(self.supernet.plain(self.tensors(weights), architecture)))
 
     def combined(
         self, weights: Arrays, updates: Sequence[tuple[Architecture, Arrays]], examples: Sequence[float], rule: Rule
     ) -> dict[str, Array]:
-        """A supernet after updates of parts of it, by one of the rules for averaging; entries that are in no part stay as they are."""
+        """A supernet after updates of parts of it, combined by an averaging rule; entries that are in no part stay as they are."""
         padded = [self._padded(part, architecture, weights) for architecture, part in updates]
         coverage = [self.arrays(self.supernet.coverage({architecture: 1})) for architecture, _ in updates]
         return moved(weights, rule(padded, coverage, examples))
@@ -105,8 +105,8 @@ class Tools:
         return sorted(rng(seed, round, "participants").choice(clients, count, replace=False).tolist())
 
     def rates(self, round: int, epochs: int, rounds: int | None = None, start: float | None = None) -> list[float]:
-        """One learning rate per epoch of this round. A phase with a schedule of its own counts its round from 0 and says of how many, and
-        may start at a rate of its own."""
+        """One learning rate per epoch of this round. A phase with its own schedule counts its round from 0, gives its number of
+        ``rounds`` and may ``start`` at its own rate."""
         total = (self.rounds if rounds is None else rounds) * epochs
         first = self.training.rate if start is None else start
         return [falling(first, (round * epochs + epoch) / total, self.training.schedule) for epoch in range(epochs)]

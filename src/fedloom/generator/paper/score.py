@@ -28,22 +28,22 @@ class PaperSettings:
     feed: int = setting(128, "hidden width of the feed-forward networks", low=1)
     dropout: float = setting(0.1, "dropout rate of both networks", low=0, high=1)
     attention: str = setting(
-        "direct", "a token sees itself and the tokens that follow: at once, after any others, or all", choices=("direct", "closure", "full")
+        "direct", "a token sees itself and: the tokens that follow directly, all that follow, or all", choices=("direct", "closure", "full")
     )
     graph_layers: int = setting(4, "directed graph convolutions of the predictor", low=1)
-    graph_width: int = setting(144, "their width", low=2)
+    graph_width: int = setting(144, "width of these convolutions", low=2)
     sigma_min: float = setting(0.1, "smallest noise level", low=0)
     sigma_max: float = setting(5.0, "largest noise level", low=0)
     sampling_steps: int = setting(1000, "steps of the sampler", low=1)
-    strength: float = setting(1000.0, "strength of guidance that the generator's file recommends; 100,000 over 100", low=0)
+    strength: float = setting(1000.0, "strength of guidance that the generator's file recommends (100,000 divided by 100)", low=0)
     batch: int = setting(256, "architectures per training step", low=1)
     score_steps: int = setting(1_000_000, "training steps of the score network", low=1)
     score_rate: float = setting(2e-5, "learning rate of the score network", low=0)
     predictor_steps: int = setting(20_000, "training steps of the predictor", low=1)
     predictor_rate: float = setting(1e-3, "learning rate of the predictor", low=0)
-    warmup: int = setting(1000, "training steps until the learning rate is reached", low=1)
+    warmup: int = setting(1000, "training steps until the full learning rate is reached", low=1)
     clip: float = setting(1.0, "largest norm of a gradient", low=0)
-    average: float = setting(0.9999, "decay of the moving average of weights that is kept", low=0, high=1)
+    average: float = setting(0.9999, "decay of the moving average of weights, which is what is kept", low=0, high=1)
 
 
 SCORE_ONLY = ("layers", "width", "heads", "feed", "attention", "score_steps", "score_rate")  # settings that the predictor does not read
