@@ -24,9 +24,9 @@ from fedloom.core.messages import Array, Arrays
 DIGEST = 32  # hexadecimal digits in front of the facts
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: str | Path, data: bytes) -> None:
     """Replace a file in one step: a reader, or a run killed at any moment, sees the old content or the new, never a part."""
-    path = path.resolve()  # through links: what they point to is replaced, not they
+    path = Path(path).resolve()  # through links: what they point to is replaced, not they
     temporary = path.parent / f".{path.name}.part"
     try:
         if path.exists() and not path.is_file():  # a folder, a device
@@ -79,7 +79,7 @@ def append_lines(path: Path, lines: list[str]) -> None:
         raise unwritable(path, error) from error
 
 
-def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+def write_arrays(path: str | Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
     write_file(path, packed(arrays, facts))
 
 
@@ -88,13 +88,13 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise DamagedRun(f"{path} is missing; the run folder is incomplete", path=str(path)) from None
+        raise DamagedRun(f"{path} is missing. If it belongs to a run, that folder is incomplete", path=str(path)) from None
     except OSError as error:
         raise DamagedRun(f"{path} cannot be read ({error.strerror})", path=str(path)) from error
     try:
         return unpacked(data)
     except ValueError as error:
-        cure = "Restore it from a copy, or start the run again in another folder"
+        cure = "Restore it from a copy, or make it again (for a run: in another folder)"
         raise DamagedRun(f"{path} is damaged ({error}). {cure}", path=str(path)) from error
 
 
@@ -117,7 +117,7 @@ def unpacked(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
             raise ValueError("the digest does not match")
         return arrays, json.loads(text)
     except (SafetensorError, KeyError, TypeError, struct.error, RecursionError) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError("it does not describe itself" if isinstance(error, KeyError) else str(error)) from error
 
 
 def _digest(arrays: Arrays, text: str) -> str:

@@ -96,6 +96,7 @@ def import_weights(
     file: Annotated[Path, typer.Argument(help="a checkpoint of the public network: a state dict saved by torch, or safetensors")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space, for other sizes")] = None,
     size: Annotated[int, typer.Option(min=0, help="side of the images in pixels; 0: the public network's own")] = 0,
+    part: Annotated[str, typer.Option(metavar="NAME", help="which state dict of a checkpoint with several, such as state_dict_ema")] = "",
     out: Annotated[Path | None, typer.Option(help="file to write; default: SPACE.safetensors")] = None,
     plugin: Plugins = None,
 ) -> None:
@@ -106,10 +107,13 @@ def import_weights(
     config.plug_in(plugin or [])
     target = out or Path(f"{space}.safetensors")
     _keep(file, target)
-    imported = foreign.import_weights(space, file, overrides or [], size, target)
+    imported = foreign.import_weights(space, file, overrides or [], size, target, part)
     image = imported.supernet.space.image
     say(f"{target}: {imported.source}, {image.classes} classes, {image.channels} channels")
-    say(f"{foreign.counted(len(imported.tensors), 'tensor')} taken")
+    taken, others = imported.checkpoint.part, imported.checkpoint.others
+    say(f"{foreign.counted(len(imported.tensors), 'tensor')} taken{taken and f' from {foreign.some([taken])}'}")
+    if others and not part:
+        say(f"The file holds other weights of this network in {foreign.some(others, 20)}: --part {foreign.some(others[:1])} takes those")
     for kind, count in imported.expected_leftovers.items():
         say(f"{foreign.counted(count, 'key')} left over as expected: {kind}")
     if left := imported.unexpected_leftovers:

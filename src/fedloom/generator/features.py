@@ -201,10 +201,11 @@ class BasicBlock(nn.Module):
 # -- loading ----------------------------------------------------------------------------------
 def load_features(file: str, device: torch.device | str = "cpu") -> FeatureExtractor:
     """The extractor whose weights are in a user's file: ResNet-18 of ImageNet, or a ``SmallFeatures``; .pth or .safetensors."""
-    state = read_state(Path(file))
-    with torch.random.fork_rng(devices=[]):  # a new network draws weights, which the file's replace
-        network = SmallFeatures() if any(key.startswith("layers.") for key in state) else ResNet18()
-    return frozen_extractor(network, state, file, device)
+    with torch.random.fork_rng(devices=[]):  # new networks draw weights, which the file's replace
+        small, large = SmallFeatures(), ResNet18()
+    names = {*small.state_dict(), *large.state_dict()}
+    state = read_state(Path(file), names.__contains__).tensors
+    return frozen_extractor(small if any(key.startswith("layers.") for key in state) else large, state, file, device)
 
 
 def frozen_extractor(

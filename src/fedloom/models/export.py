@@ -31,13 +31,13 @@ CHECKED = 5  # random images; not the number it is traced with, so that a fixed 
 Write = Callable[[Path, nn.Module, Facts], float | None]  # the largest difference to the network's own logits, where one is possible
 
 
-def to_safetensors(path: Path, network: nn.Module, facts: Facts) -> None:
+def to_safetensors(path: str | Path, network: nn.Module, facts: Facts) -> None:
     """Weights and running statistics; ``fedloom.models.load_model`` builds the network again."""
     state = {name: tensor for name, tensor in network.state_dict().items() if not name.endswith(".num_batches_tracked")}
     write_arrays(path, {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}, facts)
 
 
-def to_torch(path: Path, network: nn.Module, facts: Facts) -> float:
+def to_torch(path: str | Path, network: nn.Module, facts: Facts) -> float:
     """An exported program: ``torch.export.load(FILE).module()`` is the network."""
     buffer = io.BytesIO()
     program = _program(network, facts)
@@ -49,7 +49,7 @@ def to_torch(path: Path, network: nn.Module, facts: Facts) -> float:
     return difference
 
 
-def to_onnx(path: Path, network: nn.Module, facts: Facts) -> float:
+def to_onnx(path: str | Path, network: nn.Module, facts: Facts) -> float:
     """ONNX for onnxruntime and whatever else reads it."""
     need("onnx", "onnxscript", "onnxruntime")
     with _quiet():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -24,7 +24,7 @@ from fedloom.models.supernet_weights import CLASSIFIER, header, save_weights
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, make_supernet
 from fedloom.supernets.foreign import PUBLIC, PublicNetwork
-from fedloom.supernets.foreign.state_dict import read_state, some
+from fedloom.supernets.foreign.state_dict import Checkpoint, read_state, some
 
 MOMENT = re.compile(r"\.running_(mean|var)$")
 
@@ -38,10 +38,14 @@ class Imported:
     tensors: Mapping[str, Tensor]  # weights and running statistics
     expected_leftovers: Mapping[str, int]  # last part of the key -> how many
     unexpected_leftovers: tuple[str, ...]
+    checkpoint: Checkpoint
 
 
-def import_weights(space: str, path: Path, overrides: Sequence[str], size: int, out: Path) -> Imported:
-    """Read ``path``, check it against the public network of this space as ``overrides`` change it, write ``out``."""
+def import_weights(space: str, path: Path, overrides: Sequence[str], size: int, out: Path, part: str = "") -> Imported:
+    """Read ``path``, check it against the public network of this space as ``overrides`` change it, write ``out``.
+
+    ``part`` is the dictionary to take where a checkpoint holds several, such as ``state_dict_ema``.
+    """
     SPACES[space]  # refuses an unknown name
     if space not in PUBLIC:
         raise InvalidConfig(f"There is no public network to import into {space!r}. {did_you_mean(space, list(PUBLIC))}")
@@ -49,11 +53,13 @@ def import_weights(space: str, path: Path, overrides: Sequence[str], size: int, 
     settings = _settings(space, public, overrides)
     if header(path):
         raise InvalidData(f"{path} is a file of Fedloom already. Give import-weights a checkpoint of the public network")
-    imported = _translate(space, public, settings, size or public.size, path, read_state(path))
+    outline = make_supernet(space, settings, ImageShape(3, size or public.size, 2))
+    names = set(map(public.fold, public.table(outline).values()))
+    imported = _translate(public, outline, path, read_state(path, lambda key: public.fold(key) in names, part))
     classes = imported.supernet.space.image.classes
     channels = imported.supernet.space.image.channels
     mean, std = (values if len(values) == channels else (0.5,) * channels for values in (public.mean, public.std))
-    described = {"source": public.source, "classes": [str(number) for number in range(classes)], "mean": mean, "std": std}
+    described = {"source": imported.source, "classes": [str(number) for number in range(classes)], "mean": mean, "std": std}
     save_weights(out, imported.supernet, imported.tensors, described)
     return imported
 
@@ -68,16 +74,23 @@ def _settings(space: str, public: PublicNetwork, overrides: Sequence[str]) -> An
 
 
 # -- names and shapes -----------------------------------------------------------------
-def _translate(space: str, public: PublicNetwork, settings: Any, size: int, path: Path, state: Mapping[str, Tensor]) -> Imported:
-    supernet = _instance(space, public, settings, size, path, {public.fold(key): tensor for key, tensor in state.items()})
-    state = public.split(state, supernet)
+def _translate(public: PublicNetwork, outline: Supernet[Any], path: Path, checkpoint: Checkpoint) -> Imported:
+    supernet = _instance(public, outline, path, {public.fold(key): tensor for key, tensor in checkpoint.tensors.items()})
+    state = public.split(checkpoint.tensors, supernet)
     known = {public.fold(key): key for key in state}
     table = {ours: public.fold(theirs) for ours, theirs in public.table(supernet).items()}
     missing = [public.table(supernet)[ours] for ours, theirs in table.items() if theirs not in known]
-    what = f"{path} is not a checkpoint of {public.source}"
-    cure = f"If it is another size of that network, say so with {space}.KEY=VALUE"
+    used = {known.get(theirs) for theirs in table.values()}
+    left = [key for key in state if key not in used]
+    expected = {key for key in left if re.search(public.expected_leftovers(supernet), key)}
+    unexpected = [key for key in left if key not in expected]
+    source = public.source.format(**asdict(supernet.space.settings))
+    what = f"{path} is not a checkpoint of {source}"
+    cure = f"If it is another size of that network, say so with {supernet.space.name}.KEY=VALUE"
     if missing:
-        raise InvalidData(f"{what}: it lacks {len(missing)} of {len(table)} tensors, such as {some(missing)}. {cure}", file=str(path))
+        has = f"; it has {some(unexpected)}" if unexpected else ""
+        what += f": it lacks {len(missing)} of {len(table)} tensors, such as {some(missing)}{has}"
+        raise InvalidData(f"{what}. {cure}", file=str(path))
     shapes = _shapes(supernet, list(table))
     tensors, odd = {}, []
     for ours, theirs in table.items():
@@ -90,17 +103,13 @@ def _translate(space: str, public: PublicNetwork, settings: Any, size: int, path
             tensors[ours] = tensor.float().reshape(shape).contiguous()
     if odd:
         raise InvalidData(f"{what}: {counted(len(odd), 'tensor')} of another shape, such as {some(odd)}. {cure}", file=str(path))
-    left = sorted(set(state) - {known[theirs] for theirs in table.values()})
-    expected = [key for key in left if re.search(public.expected_leftovers(supernet), key)]
-    kinds = Counter(key.rpartition(".")[2] for key in expected)
-    return Imported(public.source, supernet, tensors, kinds, tuple(key for key in left if key not in set(expected)))
+    kinds = Counter(key.rpartition(".")[2] for key in sorted(expected))
+    return Imported(source, supernet, tensors, kinds, tuple(sorted(unexpected)), checkpoint)
 
 
 def _wrong_numbers(name: str, tensor: Tensor) -> str:
     """Why a tensor of this name cannot be used; nothing if it can."""
-    if tensor.is_meta or tensor.layout != torch.strided:
-        return "is no plain tensor: its numbers are sparse or left out"
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or "float4" in str(tensor.dtype):  # which torch cannot convert
         return f"holds {str(tensor.dtype).removeprefix('torch.')} where floating-point numbers belong"
     numbers = tensor.float()
     if not numbers.isfinite().all():
@@ -108,9 +117,8 @@ def _wrong_numbers(name: str, tensor: Tensor) -> str:
     return "holds negative variances" if name.endswith(".running_var") and (numbers < 0).any() else ""
 
 
-def _instance(space: str, public: PublicNetwork, settings: Any, size: int, path: Path, state: Mapping[str, Tensor]) -> Supernet[Any]:
+def _instance(public: PublicNetwork, outline: Supernet[Any], path: Path, state: Mapping[str, Tensor]) -> Supernet[Any]:
     """The supernet with the checkpoint's number of classes and input channels."""
-    outline = make_supernet(space, settings, ImageShape(3, size, 2))
     table = public.table(outline)
     first = next(name for name, shape in outline.shapes.items() if len(shape) == 4)  # the stem's convolution
 
@@ -124,7 +132,8 @@ def _instance(space: str, public: PublicNetwork, settings: Any, size: int, path:
             raise InvalidData(f"{path}: {table[name]} is for {shape[axis]} {what}; 1 to {LARGE} are possible", file=str(path))
         return shape[axis]
 
-    return make_supernet(space, settings, ImageShape(number(first, 1, "channels"), size, number(f"{CLASSIFIER}weight", 0, "classes")))
+    image = ImageShape(number(first, 1, "channels"), outline.space.image.size, number(f"{CLASSIFIER}weight", 0, "classes"))
+    return make_supernet(outline.space.name, outline.space.settings, image)
 
 
 def _shapes(supernet: Supernet[Any], names: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -53,10 +53,12 @@ def network_of(facts: Facts, tensors: Mapping[str, Tensor]) -> nn.Module:
         raise ValueError(str(error)) from error
 
 
-def load_model(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """A personal model as a plain torch network in evaluation mode, and its description."""
-    arrays, facts = read_arrays(path)
+    arrays, facts = read_arrays(Path(path))
     try:
+        if "architecture" not in facts:
+            raise ValueError("it names no architecture. `fedloom export` takes a network out of the weights of a supernet")
         return network_of(facts, {name: torch.from_numpy(array) for name, array in arrays.items()}), facts
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedRun(f"{path} is not a personal model of this version: {one_line(error)}", path=str(path)) from error

@@ -53,8 +53,9 @@ class Model:
 
 
 # -- models ------------------------------------------------------------------------------
-def read_model(path: Path) -> Model:
+def read_model(path: str | Path) -> Model:
     """A file written by ``fedloom export`` in any format, or a client's model inside a run. Nothing in it is executed."""
+    path = Path(path)
     try:
         with path.open("rb") as file:
             start = file.read(9)
@@ -62,7 +63,7 @@ def read_model(path: Path) -> Model:
         raise InvalidData(f"{path} cannot be read: {error.strerror}", file=str(path)) from error
     try:
         return _described(path, *_reader(start)(path))
-    except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, zipfile.BadZipFile) as error:
         cure = "Write it again with `fedloom export`"
         raise InvalidData(f"{path} is no model of Fedloom, or damaged: {one_line(error)}. {cure}", file=str(path)) from error
 
@@ -148,7 +149,7 @@ def _read_onnx(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor
 
 
 # -- images --------------------------------------------------------------------------------
-def read_image(path: Path, channels: int, size: int) -> npt.NDArray[np.uint8]:
+def read_image(path: str | Path, channels: int, size: int) -> npt.NDArray[np.uint8]:
     """(channels, size, size), resized as images of a folder data set are."""
     mode = MODES[channels]
     try:
@@ -174,7 +175,7 @@ class Seen:
     classes: tuple[tuple[str, float], ...]
 
 
-def predict(model: Model, paths: Sequence[Path], top: int) -> tuple[list[Seen], dict[str, str]]:
+def predict(model: Model, paths: Sequence[str | Path], top: int) -> tuple[list[Seen], dict[str, str]]:
     """What the model sees in each readable image, and why the others could not be read. All files are opened before any is judged."""
     names, images, unreadable = [], [], {}
     for path in paths:

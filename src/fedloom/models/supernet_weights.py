@@ -88,7 +88,7 @@ def header(path: Path) -> dict[str, Any] | None:
             facts = json.loads((file.metadata() or {})[KEY][DIGEST:])
     except OSError as error:
         raise InvalidData(f"{path} cannot be read: {error.strerror or one_line(error)}", file=str(path)) from error
-    except (SafetensorError, KeyError, ValueError):
+    except (SafetensorError, KeyError, ValueError, RecursionError):
         return None
     return facts if isinstance(facts, dict) else None
 

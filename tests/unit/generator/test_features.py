@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -127,7 +128,8 @@ def test_resnet18_from_a_file(resnet_state: dict[str, Tensor], tmp_path: Path) -
 
 def test_small_features_from_a_file(tmp_path: Path) -> None:
     network = SmallFeatures(classes=3)
-    torch.save({f"module.{name}": tensor for name, tensor in network.state_dict().items()}, tmp_path / "small.pth")
+    wrapped = {f"model.module.{name}": tensor for name, tensor in network.state_dict().items()}
+    torch.save({"state_dict": wrapped, "best": np.float64(0.7)}, tmp_path / "small.pth")
     images = random_images(2, 3, 32)
     extractor = load_features(str(tmp_path / "small.pth"))
     assert extractor.name == "small" and torch.equal(extractor(images), network.features(images))
@@ -145,6 +147,11 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], tuple[str, ...]]] = {
     "whole numbers": (lambda state: {**state, KEY: state[KEY].long()}, (KEY, "cannot be used")),
     "no number": (lambda state: {**state, "bn1.bias": torch.full((64,), float("nan"))}, ("bn1.bias", "cannot be used")),
     "a negative variance": (lambda state: {**state, "bn1.running_var": -torch.ones(64)}, ("bn1.running_var", "cannot be used")),
+    "sparse": (lambda state: {**state, KEY: state[KEY].to_sparse()}, (KEY, "sparse or left out")),
+    "averages beside": (
+        lambda state: {"state_dict": state, "state_dict_ema": {f"module.{key}": tensor for key, tensor in state.items()}},
+        ("holds several networks: state_dict, state_dict_ema. Save the state dict of one alone",),
+    ),
     "no tensors": (lambda state: {"epoch": 3}, ("holds no tensors by name",)),
     "a list": (lambda state: [torch.ones(2)], ("holds no tensors by name",)),
     "a class of somebody's own": (lambda state: {"hook": Path("x")}, ("pathlib", "could run code", "state_dict()")),
@@ -163,7 +170,7 @@ def test_weights_that_do_not_fit(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"", "is empty"), (b"no weights at all", "damaged"), (bytes(8) + b"{", "damaged"), (None, "No such file")]
+    ("content", "words"), [(b"", "is empty"), (b"no weights at all", "is text"), (bytes(8) + b"{", "damaged"), (None, "No such file")]
 )
 def test_files_that_hold_no_weights(tmp_path: Path, content: bytes | None, words: str) -> None:
     if content is not None:

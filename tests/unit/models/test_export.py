@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fedloom
 from fedloom.commands import networks
-from fedloom.core.errors import InvalidConfig, InvalidData, UnusableFormat
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFormat
 from fedloom.data.readers import DataSettings, read
 from fedloom.files import write_arrays
 from fedloom.models import export, load_model
 from fedloom.models.export import FORMATS
 from fedloom.models.personal import MODEL
-from fedloom.models.predict import read_image, read_model
+from fedloom.models.predict import predict, read_image, read_model
 from fedloom.models.supernet_weights import save_weights
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import make_supernet
@@ -294,6 +295,37 @@ def test_files_of_others(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) 
     path = finished_run / "clients" / "client-001" / "model.safetensors"
     flip_last_byte(path)
     check_refused(fedloom_("predict", path, "any.png"), InvalidData, path, "damaged: the digest does not match. Write it again with")
+
+
+def test_files_may_be_named_by_text(tmp_path: Path) -> None:
+    path, out = str(small_model(tmp_path / "model.safetensors")), str(tmp_path / "again.safetensors")
+    network, facts = load_model(path)
+    export.to_safetensors(out, network, facts)
+    assert Path(out).read_bytes() == Path(path).read_bytes()
+    Image.new("L", (8, 8), 90).save(tmp_path / "good.png")
+    [seen], unreadable = predict(read_model(out), [str(tmp_path / "good.png")], 1)
+    assert seen.image == str(tmp_path / "good.png") and unreadable == {}
+
+
+def test_a_file_that_is_no_personal_model_is_named_as_what_it_is(tmp_path: Path) -> None:
+    def refused(name: str, words: str) -> None:
+        with pytest.raises(DamagedRun, match=f"{name} {words}"):
+            load_model(tmp_path / name)
+
+    supernet = make_supernet("mobilenetv3", SPACES["mobilenetv3"].settings.tiny(), ImageShape(1, 8, 3))
+    save_weights(tmp_path / "whole.safetensors", supernet, supernet.initial(0), {})
+    refused(
+        "whole.safetensors", "is not a personal model .*: it names no architecture. `fedloom export` takes a network out of the weights"
+    )
+    refused("nothing", r"is missing\. If it belongs to a run, that folder is incomplete")
+    save_file({"x": torch.ones(2)}, tmp_path / "theirs.safetensors")
+    refused("theirs.safetensors", r"is damaged \(it does not describe itself\)\. Restore it from a copy, or make it again \(for a run: in")
+
+
+def test_a_description_without_an_end(fedloom_: Fedloom, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "deep.pt2", "w") as archive:
+        archive.writestr("deep/extra/fedloom.json", 100_000 * "[")
+    check_refused(fedloom_("predict", "deep.pt2", "any.png"), InvalidData, "deep.pt2 is no model of Fedloom, or damaged: maximum recursion")
 
 
 def test_the_program_inside_a_torch_file_is_never_run(exported: Exported, tmp_path: Path) -> None:

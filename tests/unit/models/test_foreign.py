@@ -7,16 +7,19 @@ import re
 import shlex
 import sys
 import types
+import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedloom.core.errors import InvalidConfig, UnusableFolder
+from fedloom.core.errors import InvalidConfig, InvalidData, UnusableFolder
 from fedloom.files import read_arrays
 from fedloom.models import load_model, load_supernet
 from fedloom.models.foreign import reshapes
@@ -49,7 +52,8 @@ def test_public_weights_arrive_bit_for_bit(fedloom_: Fedloom, tmp_path: Path, sp
         whole, _, row = theirs.partition("#")
         sent = state[whole][tuple(map(int, row.split(",")))] if row else state[whole]
         assert torch.equal(known[ours].flatten(), sent.flatten()), ours
-    assert read_arrays(tmp_path / "ours.safetensors")[1]["source"] == PUBLIC[space].source
+    label = PUBLIC[space].source.replace("{width}", str(getattr(supernet.space.settings, "width", "")))
+    assert read_arrays(tmp_path / "ours.safetensors")[1]["source"] == label and label in outcome.out
 
 
 @pytest.mark.parametrize("space", PUBLIC)
@@ -91,17 +95,106 @@ WRAPPINGS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "older names": lambda state: {older(key): tensor for key, tensor in state.items()},
     "nested": lambda state: {"state_dict": state, "epoch": 3, "optimizer": {"lr": 0.1}},
     "twice nested, from several devices": lambda state: {"model": {"state_dict": {f"module.{key}": t for key, t in state.items()}}},
+    "wrapped twice": lambda state: {f"module.module.{key}": tensor for key, tensor in state.items()},
+    "compiled": lambda state: {f"_orig_mod.{key}": tensor for key, tensor in state.items()},
+    "compiled in part": lambda state: {key.replace("blocks.3.", "blocks.3._orig_mod."): tensor for key, tensor in state.items()},
+    "part of a larger module": lambda state: {f"model.{key}": tensor for key, tensor in state.items()},
+    "in three wrappers": lambda state: {"state_dict": {f"net.module._orig_mod.{key}": tensor for key, tensor in state.items()}},
+    "wrapped in part": lambda state: {key if "classifier" in key else f"module.{key}": tensor for key, tensor in state.items()},
+    "averaged, with a count beside": lambda state: {"n_averaged": torch.tensor(3)} | {f"module.{key}": t for key, t in state.items()},
+    "under a name of its own": lambda state: {
+        "ema": state,
+        "best": torch.tensor(71.5),
+        "optimizer": {"state": {0: {"step": torch.ones(1)}}},
+    },
+    "half precision": lambda state: {key: t.half() if t.is_floating_point() else t for key, t in state.items()},
     "double precision": lambda state: {key: t.double() if t.is_floating_point() else t for key, t in state.items()},
     "with the training script's arguments": lambda state: {"model": state, "args": argparse.Namespace(rate=0.1, path=None)},
+    "with numbers of numpy": lambda state: {
+        "state_dict": state,
+        "best": np.float64(71.5),
+        "epoch": np.int64(3),
+        "name": np.str_("net"),
+        "dtype": np.dtype("float32"),
+        "history": np.arange(3.0),
+    },
 }
 
 
 @pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS)
 def test_the_same_weights_in_other_wrappings(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path, wrap: Callable[..., Any]) -> None:
-    torch.save(wrap(torch.load(checkpoint)), tmp_path / "wrapped.pth")
-    assert import_(fedloom_, checkpoint, "--out", "one.safetensors").code == 0
-    assert import_(fedloom_, "wrapped.pth", "--out", "other.safetensors").code == 0
+    """All numbers fit in half precision, so that every file holds the same."""
+    state = {key: tensor.half().float() if tensor.is_floating_point() else tensor for key, tensor in torch.load(checkpoint).items()}
+    torch.save(state, tmp_path / "bare.pth")
+    torch.save(wrap(state), tmp_path / "wrapped.pth")
+    assert import_(fedloom_, "bare.pth", "--out", "one.safetensors").code == 0
+    outcome = import_(fedloom_, "wrapped.pth", "--out", "other.safetensors")
+    assert outcome.code == 0 and "other weights" not in outcome.out
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
+
+
+def test_a_checkpoint_with_numbers_of_numpy_1(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) -> None:
+    """It names the same functions by the place that they had then."""
+    torch.save({"model": torch.load(checkpoint), "best": np.float64(71.5)}, tmp_path / "new.pth")
+    with zipfile.ZipFile(tmp_path / "new.pth") as new, zipfile.ZipFile(tmp_path / "old.pth", "w") as old:
+        for name in new.namelist():
+            old.writestr(name, new.read(name).replace(b"numpy._core.multiarray\n", b"numpy.core.multiarray\n"))
+    assert import_(fedloom_, "old.pth").code == 0
+
+
+AVERAGES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "timm": ("state_dict_ema", lambda state, mean: {"state_dict": state, "state_dict_ema": mean, "epoch": 3}),
+    "the mean first": ("ema", lambda state, mean: {"ema": mean, "model": state}),
+    "torchvision": (
+        "model_ema",
+        lambda state, mean: {"model": state, "model_ema": {"n_averaged": torch.tensor(3)} | {f"module.{key}": mean[key] for key in mean}},
+    ),
+    "deeper": ("model.ema_state_dict", lambda state, mean: {"model": {"state_dict": state, "ema_state_dict": mean}}),
+    "beside a bare state dict": ("ema", lambda state, mean: {**state, "ema": mean}),
+}
+
+
+@pytest.mark.parametrize(("part", "wrap"), AVERAGES.values(), ids=AVERAGES)
+def test_averaged_weights_are_named_and_can_be_chosen(
+    fedloom_: Fedloom, checkpoint: Path, tmp_path: Path, part: str, wrap: Callable[..., Any]
+) -> None:
+    state = torch.load(checkpoint)
+    mean = {key: tensor / 2 if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+    torch.save(mean, tmp_path / "mean.pth")
+    torch.save(wrap(state, mean), tmp_path / "both.pth")
+    for file, out in ((checkpoint, "state"), ("mean.pth", "mean")):
+        assert import_(fedloom_, file, "--out", f"{out}.safetensors").code == 0
+    outcome = import_(fedloom_, "both.pth", "--out", "taken.safetensors")
+    assert outcome.code == 0 and f"\nThe file holds other weights of this network in {part}: --part {part} takes those\n" in outcome.out
+    assert (tmp_path / "taken.safetensors").read_bytes() == (tmp_path / "state.safetensors").read_bytes()
+    outcome = import_(fedloom_, "both.pth", "--out", "taken.safetensors", "--part", part)
+    assert outcome.code == 0 and f"\n411 tensors taken from {part}\n" in outcome.out and "other weights" not in outcome.out
+    assert (tmp_path / "taken.safetensors").read_bytes() == (tmp_path / "mean.safetensors").read_bytes()
+
+
+def test_a_choice_that_the_file_leaves_open(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) -> None:
+    state = torch.load(checkpoint)
+    torch.save({"student": state, "teacher": {f"module.{key}": tensor for key, tensor in state.items()}}, tmp_path / "theirs.pth")
+    check_refused(import_(fedloom_, "theirs.pth"), InvalidData, "theirs.pth holds several networks: student, teacher. ", "--part NAME")
+    outcome = import_(fedloom_, "theirs.pth", "--part", "techer")
+    check_refused(outcome, InvalidConfig, "theirs.pth has no part 'techer'", "Did you mean 'teacher'? Known: student, teacher")
+    assert "taken from teacher\n" in import_(fedloom_, "theirs.pth", "--part", "teacher").out
+
+
+def test_of_two_keys_for_one_tensor_none_is_lost_without_a_word(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) -> None:
+    state = torch.load(checkpoint)
+    torch.save({f"{wrapper}.{key}": tensor for wrapper in ("model", "module") for key, tensor in state.items()}, tmp_path / "theirs.pth")
+    outcome = import_(fedloom_, "theirs.pth")
+    assert outcome.code == 0 and "\n411 keys left over, and unexpected: module." in outcome.out
+
+
+def test_the_label_names_the_width(fedloom_: Fedloom, tmp_path: Path) -> None:
+    settings = replace(PUBLIC["mobilenetv3"].settings, width=1.2)
+    torch.save(public_state("mobilenetv3", make_supernet("mobilenetv3", settings, ImageShape(3, 224, 10))), tmp_path / "theirs.pth")
+    outcome = fedloom_("import-weights", "mobilenetv3", "theirs.pth", "mobilenetv3.width=1.2")
+    assert "ofa_mbv3_d234_e346_k357_w1.2 (" in outcome.out
+    assert "ofa_mbv3_d234_e346_k357_w1.2 (" in read_arrays(tmp_path / "mobilenetv3.safetensors")[1]["source"]
+    check_refused(fedloom_("import-weights", "mobilenetv3", "theirs.pth"), InvalidData, "not a checkpoint of once-for-all", "_w1.0 (")
 
 
 def test_weights_as_safetensors(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) -> None:
@@ -133,6 +226,9 @@ def test_a_settings_object_of_the_training_script_is_passed_over(
 def test_what_nobody_expected_is_named(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) -> None:
     torch.save({**torch.load(checkpoint), "teacher.weight": torch.ones(2)}, tmp_path / "theirs.pth")
     assert "\n1 key left over, and unexpected: teacher.weight\n" in import_(fedloom_, "theirs.pth").out
+    torch.save({**torch.load(checkpoint), "\x1b[2Jx\n" + 10**6 * "x": torch.ones(2)}, tmp_path / "theirs.pth")
+    said = import_(fedloom_, "theirs.pth").out.splitlines()[-1]
+    assert said.startswith("1 key left over, and unexpected: \N{REPLACEMENT CHARACTER}[2Jx xxx") and len(said) < 250
 
 
 def test_two_operations_leave_the_other_six_over_as_expected(fedloom_: Fedloom, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def _whole(state: Mapping[str, Tensor], supernet: Supernet[Any]) -> Mapping[str,
 
 @dataclass(frozen=True)
 class PublicNetwork:
-    source: str
+    source: str  # {width}, for example, stands for that setting
     settings: Any  # the public network as an instance of ours
     table: Callable[[Supernet[Any]], dict[str, str]]  # our names -> theirs, for every parameter and running statistic
     expected_leftovers: Callable[[Supernet[Any]], str]  # a regular expression of keys that have no counterpart, by design

@@ -50,7 +50,7 @@ def fold(key: str) -> str:
 
 
 NETWORK = PublicNetwork(
-    source="once-for-all MobileNetV3, ofa_mbv3_d234_e346_k357_w1.0 (mit-han-lab/once-for-all)",
+    source="once-for-all MobileNetV3, ofa_mbv3_d234_e346_k357_w{width} (mit-han-lab/once-for-all)",
     settings=MobileNetV3Settings(width=1.0, stem_stride=2, strides=(2, 2, 2, 1, 2), norm="batch"),
     table=table,
     expected_leftovers=lambda supernet: r"\.num_batches_tracked$",  # counters of batches; running averages need them, we do not
