@@ -37,6 +37,11 @@ class FedAvgMSettings:
     architecture: str = setting("medium", "the network: smallest, medium, largest, random, or an architecture's id")
     momentum: float = setting(0.7, "share of the last step that the server repeats; 0 is FedAvg", low=0, high=0.99)
 
+    @classmethod
+    def tiny(cls) -> FedAvgMSettings:
+        """For tests."""
+        return cls(architecture="smallest")
+
 
 @dataclass(frozen=True)
 class FedAvgMState:

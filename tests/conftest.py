@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from fedloom import config
+from fedloom import config, testing
 from fedloom.commands import app as cli
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
@@ -31,18 +31,17 @@ NEEDS = {  # a machine with the core packages and pytest collects the rest, such
     "grimp": ("contracts/test_architecture.py",),
 }
 collect_ignore_glob = [pattern for package, patterns in NEEDS.items() if not find_spec(package) for pattern in patterns]
-TINY = Path(__file__).parent / "support" / "tiny.toml"
 
 
 @pytest.fixture(scope="session")
-def tiny_file() -> Path:
-    return TINY
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return testing.tiny_file(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
-def tiny() -> Callable[..., Settings]:
+def tiny(tiny_file: Path) -> Callable[..., Settings]:
     """Settings of a federation that runs in less than a second, with overrides."""
-    return lambda *overrides: config.load(str(TINY), overrides)
+    return lambda *overrides: config.load(str(tiny_file), overrides)
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from fedloom.engine.run import Watcher
 from fedloom.generator.files import load_generator
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import make_supernet
+from fedloom.testing import Played
 from support.perfedsde import overheard
-from support.played import Played
 from support.untrained import fake_generator
 
 DIFFUSION, EVOLUTION = ("diffusion", "rbf"), ("evolution", "none")

@@ -15,9 +15,9 @@ from fedloom.methods.base import METHODS
 from fedloom.models.supernet_weights import save_weights
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import make_supernet
+from fedloom.testing.nets import weights_of
 from support.checks import Fedloom
 from support.kills import content, disk
-from support.nets import weights_of
 
 
 def marks(space: str) -> list[pytest.MarkDecorator]:

@@ -18,8 +18,8 @@ from fedloom.core.messages import Report
 from fedloom.data.readers import read
 from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
+from fedloom.testing.plugged import plugged
 from support.checks import Fedloom, shrinking
-from support.plugged import plugged
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 METHOD = str(EXAMPLES / "own_method.py")

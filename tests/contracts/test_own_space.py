@@ -21,9 +21,10 @@ from fedloom.generator import pretrain
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import AnyGenerator
 from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.testing.plugged import plugged, taken_back
 from support.checks import Fedloom, check_refused
 from support.kills import content, disk
-from support.plugged import SECONDS, TOY, plugged, taken_back
+from support.toy import SECONDS, TOY
 
 DRAWS = 400
 

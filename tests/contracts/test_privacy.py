@@ -14,9 +14,9 @@ from fedloom.config import Settings
 from fedloom.core.boundary import release
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Answer
+from fedloom.testing import Played
 from fedloom.training.scoring import Score, Scored, Scorer
 from support.perfedsde import Secrets, overheard
-from support.played import Played
 from support.untrained import fake_generator
 
 Message = Instruction | Report

@@ -25,8 +25,9 @@ from fedloom.federation.site import connection as connection_module
 from fedloom.federation.site.connection import Connection
 from fedloom.federation.wire.flower import FLOWER, need_flower
 from fedloom.federation.wire.signatures import private_key, public_bytes, public_key
+from fedloom.testing import tiny_file
 from support.checks import Fedloom, check_refused
-from support.federation import FEDERATION, SITE, SITES, TINY, write_digits
+from support.federation import FEDERATION, SITE, SITES, write_digits
 
 pytestmark = pytest.mark.xdist_group("flower")
 MOST = 3 << 20
@@ -185,7 +186,8 @@ def test_a_server_that_is_not_the_one_it_should_be_ends_a_site(fedloom_: Fedloom
     certs, said = tmp_path / "certs", []
     make_certificates(certs, SITES, hosts)
     write_digits(tmp_path / "images")
-    (tmp_path / "federation.toml").write_text(FEDERATION.format(base=TINY, method="fedavg", port=1, server_images=""))
+    tiny_file(tmp_path)
+    (tmp_path / "federation.toml").write_text(FEDERATION.format(method="fedavg", port=1, server_images=""))
     link = port.link
     if hosts == ["example.org"]:
         keys = {"north": public_bytes(public_key(certs / "server/sites/north.pub"))}

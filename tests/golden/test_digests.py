@@ -22,7 +22,10 @@ from fedloom.methods.base import METHODS
 from fedloom.training.scoring import Scorer
 
 HERE = Path(__file__).parent
-OVERRIDES = ("clients=4", "participants=2", "rounds=3", "fedavg.architecture=medium", "local.architecture=random")
+OVERRIDES = (
+    *("clients=4", "participants=2", "rounds=3", "fedavg.architecture=medium", "local.architecture=random"),
+    *("mobilenetv3.width=0.05", "mobilenetv3.strides=[2, 2, 1, 1, 1]", "darts.channels=2", "darts.input_size=0"),
+)
 COLUMNS = ("client", "round", "final", "bytes_down", "bytes_up", "uploads", "evaluated_architectures", "trained_macs", "architecture")
 FACTS = ("schema", "method", "space", "dataset", "protocol", "seed", "rounds", "finished", "uploads")
 FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; PerFedRLNAS and HAPFNAS send as many bytes as a subnet has

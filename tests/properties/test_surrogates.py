@@ -1,4 +1,4 @@
-"""What holds for a surrogate of any population of any small space."""
+"""What holds for the RBF surrogate of any population of any small space; fedloom.testing.surrogates has what holds for all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.search.base import SURROGATES
-from fedloom.search.rbf import merged
+from fedloom.search.rbf import fit_rbf, merged
 
 
 @st.composite
@@ -20,27 +19,7 @@ def populations(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rows) / np.maximum(sizes - 1, 1), np.array(scores)
 
 
-@pytest.mark.parametrize("name", SURROGATES)
-@given(populations(), st.randoms(use_true_random=False))
-def test_the_order_of_members_does_not_matter(name: str, population: tuple[np.ndarray, np.ndarray], random: object) -> None:
-    points, scores = population
-    order = list(range(len(points)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    one, other = SURROGATES[name](points, scores), SURROGATES[name](points[order], scores[order])
-    assert one.predict(1 - points).tobytes() == other.predict(1 - points).tobytes()
-
-
-@pytest.mark.parametrize("name", SURROGATES)
-@given(populations())
-def test_predictions_are_finite_and_inputs_untouched(name: str, population: tuple[np.ndarray, np.ndarray]) -> None:
-    points, scores = population
-    before = points.tobytes(), scores.tobytes()
-    predicted = SURROGATES[name](points, scores).predict(np.concatenate([points, 1 - points]))
-    assert predicted.shape == (2 * len(points),) and np.isfinite(predicted).all()
-    assert (points.tobytes(), scores.tobytes()) == before
-
-
 @given(populations())
 def test_rbf_passes_through_the_mean_of_equal_members(population: tuple[np.ndarray, np.ndarray]) -> None:
     points, scores = merged(*population)
-    assert SURROGATES["rbf"](*population).predict(points) == pytest.approx(scores, abs=1e-6)
+    assert fit_rbf(*population).predict(points) == pytest.approx(scores, abs=1e-6)

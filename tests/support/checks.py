@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedloom.core.errors import FedloomError
+from fedloom.testing.tiny import tiny_text
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def flipped(path: Path, position: int, bit: int) -> None:
 
 
 def shrinking(split: bool = True, clients: bool = True) -> list[str]:
-    """The settings of tiny.toml as overrides, but for data and method. split, clients: few images for each, few of them as well."""
-    tiny = tomllib.loads((Path(__file__).parent / "tiny.toml").read_text())
+    """Settings of the tiny federation as overrides, but for data and method. split, clients: few images for each, few of them as well."""
+    tiny = tomllib.loads(tiny_text())
     left_out = ("data", "when") if split else ("data", "when", "split")
     tables = {name: value for name, value in tiny.items() if isinstance(value, dict) and name not in left_out}
     size = [f"{key}={tiny[key]}" for key in ("clients", "participants", "rounds") if clients or key != "clients"]

@@ -24,13 +24,13 @@ from fedloom.federation.agreement import read_agreement
 from fedloom.federation.certificates import make_certificates
 from fedloom.federation.server.rounds import rehearsal
 from fedloom.files import read_arrays
+from fedloom.testing import tiny_file
 
-TINY = Path(__file__).parent / "tiny.toml"
 SITES = ("north", "east", "west")
 CLOSE = 0.0  # bit for bit
 CLASSES = tuple(str(number) for number in range(10))
 FEDERATION = """
-base = "{base}"
+base = "tiny.toml"
 method = "{method}"
 rounds = 3
 participants = 3
@@ -182,7 +182,8 @@ def federation(folder: Path, method: str = "perfedsde", round: str = "", extra: 
         write_server_images(folder / "server-images")
         server_images = 'server = "server-images"'
     make_certificates(folder / "certs", SITES, ["127.0.0.1"])
-    text = FEDERATION.format(base=TINY, method=method, port=made.port, server_images=server_images)
+    text = FEDERATION.format(method=method, port=made.port, server_images=server_images)
+    tiny_file(folder)
     made.file.write_text(text + round + "\n" + extra)
     for name in SITES:
         (folder / f"{name}.toml").write_text(SITE.format(name=name, port=made.port, onnx=str(name in onnx).lower()))
@@ -226,7 +227,7 @@ def gap(one: Any, other: Any) -> float:
     return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max(initial=0.0))
 
 
-GOOD = FEDERATION.format(base=TINY, method="fedavg", port=9092, server_images="")  # an agreement of tiny networks
+GOOD = FEDERATION.format(method="fedavg", port=9092, server_images="")  # an agreement of tiny networks
 
 CLASS_LIST = 'classes = ["9", "8", "7", "6", "5", "4", "3", "2", "1", "0"]'
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, make_supernet
 from fedloom.supernets.foreign import PUBLIC
+from fedloom.testing.nets import weights_of
 from support.checks import Fedloom
-from support.nets import weights_of
 
 IMAGE = ImageShape(channels=3, size=8, classes=5)
 MERGED = ("7to5_matrix", "relative_position_bias_table")  # public tensors whose first axis is two of ours

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.generator.denoiser import Denoiser, DenoiserSettings
 from fedloom.generator.tokens import Tokens
 from fedloom.spaces.base import SPACES, BlockDiagram, Cost, Gene, Genes, ImageShape, SearchSpace
+from fedloom.testing.spaces import instances
 
 CPU = torch.device("cpu")
 SMALL = DenoiserSettings(width=8, layers=1, heads=2)
@@ -66,9 +67,8 @@ def tiny_space(name: str, **changes: Any) -> SearchSpace:
 def tiny_spaces() -> Iterator[tuple[str, SearchSpace]]:
     """Every registered space, for each value of each setting that is a choice between names: those may change its genes."""
     for entry in SPACES:
-        choices = [(item.name, value) for item in fields(entry.settings) for value in item.metadata["choices"] or ()]
-        for name, value in choices or [("", "")]:
-            yield f"{entry.name} {value}".strip(), tiny_space(entry.name, **({name: value} if name else {}))
+        for id, instance in instances(entry.name, ImageShape(1, 8, 10)):
+            yield id, instance.make().space
 
 
 def untrained(tokens: Tokens, settings: DenoiserSettings = SMALL) -> Denoiser:

@@ -15,6 +15,7 @@ from fedloom.engine.run import Watcher
 from fedloom.federation.certificates import make_certificates
 from fedloom.federation.server import link as flower
 from fedloom.generator.generator import AnyGenerator
+from fedloom.testing import tiny_file
 from support import foreign
 from support.federation import GOOD, SITE, SITES
 from support.pretrain import Told, pretrain
@@ -64,6 +65,7 @@ def unguided_darts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with an agreement, certificates and the file of a site."""
+    tiny_file(tmp_path)
     (tmp_path / "federation.toml").write_text(GOOD)
     make_certificates(tmp_path / "certs", SITES, ["127.0.0.1"])
     (tmp_path / "north.toml").write_text(SITE.format(name="north", port=1, onnx="false"))
@@ -80,6 +82,7 @@ def agreement_file(tmp_path: Path) -> Callable[..., Path]:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         path = tmp_path / "federation.toml"
+        tiny_file(tmp_path)
         path.write_text(text + more)
         return path
 

@@ -18,9 +18,10 @@ from fedloom.methods.base import METHODS
 from fedloom.search.base import SURROGATES
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
 from fedloom.supernets.base import SUPERNETS, make_supernet
+from fedloom.testing.nets import images_of, measured, weights_of
+from fedloom.testing.plugged import plugged, taken_back
 from support.checks import Fedloom, check_refused
-from support.nets import images_of, measured, weights_of
-from support.plugged import TOY, plugged, taken_back
+from support.toy import TOY
 
 HEAD = """
 from dataclasses import dataclass, field

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -53,11 +53,12 @@ class Method(ABC, Generic[State]):
     A round is ``plan -> answer (at each client) -> absorb``; ``finished`` ends the rounds. Then every client, drawn before or
     not, takes part once more: ``farewell`` says what it receives (action FINISH), ``answer`` returns a personal model and an empty report.
 
-    The rest has defaults: ``spaces``, names of the search spaces the method is defined on (empty: any), ``welcome``, ``supernet_of``,
-    ``epochs`` and ``check_tiers``.
+    The rest has defaults: ``spaces``, names of the search spaces the method is defined on (empty: any), ``tiny_needs``, settings that its
+    tests need besides its own (``{"split.server": 0.02}``), ``welcome``, ``supernet_of``, ``epochs`` and ``check_tiers``.
     """
 
     spaces: ClassVar[tuple[str, ...]] = ()
+    tiny_needs: ClassVar[Mapping[str, object]] = {}
 
     @property
     @abstractmethod

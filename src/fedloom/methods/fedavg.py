@@ -24,6 +24,10 @@ class FedAvgSettings:
     architecture: str = setting("medium", "the network: smallest, medium, largest, random, or an architecture's id")
     averaging: str = setting("fedavg", "how updates are combined; all but fedavg resist a few hostile clients", choices=WHOLE)
 
+    @classmethod
+    def tiny(cls) -> FedAvgSettings:
+        return cls(architecture="smallest")
+
 
 @dataclass(frozen=True)
 class FedAvgState:

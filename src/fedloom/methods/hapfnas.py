@@ -18,7 +18,7 @@ the code's clients measure them too; clients measure all others on theirs. The f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -69,6 +69,10 @@ class HapfnasSettings:
     mutation: float = setting(0.2, "probability of redrawing a gene of a mutant", low=0, high=1)
     finalists: int = setting(256, "architectures with the best predictions, which are scored at the end", low=1)
 
+    @classmethod
+    def tiny(cls) -> HapfnasSettings:
+        return cls(0.5, distil_epochs=1, population=4, generations=2, mutation_size=2, crossover_size=2, finalists=2)
+
 
 @dataclass(frozen=True)
 class HapfnasState:
@@ -94,6 +98,7 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         "architecture": Upload("the choices of the network it belongs to: the server cuts the client's part by them", like="architecture"),
         "examples": Upload("number of training examples, the client's weight in averages", low=1, high=LARGEST_COUNT),
     }
+    tiny_needs: ClassVar[Mapping[str, object]] = {"split.server": 0.02}
 
     @staticmethod
     def check_tiers(settings: HapfnasSettings, tiers: int) -> None:

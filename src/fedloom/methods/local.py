@@ -23,6 +23,10 @@ class LocalSettings:
     architecture: str = setting("medium", "the network: smallest, medium, largest, random, or an architecture's id")
     epochs: int = setting(60, "epochs each client trains alone", low=1)
 
+    @classmethod
+    def tiny(cls) -> LocalSettings:
+        return cls(architecture="smallest", epochs=1)
+
 
 @dataclass(frozen=True)
 class LocalState:

@@ -78,6 +78,10 @@ class PerFedSDESettings:
     mutation: float = setting(0.1, "evolution: probability that a gene of a child is redrawn", low=0, high=1)
     averaging: str = setting("coverage", "how updates are combined", choices=AVERAGING)
 
+    @classmethod
+    def tiny(cls) -> PerFedSDESettings:
+        return cls(iterations=1, population=4, candidates=6, offspring=2, archive_size=2)
+
 
 @dataclass(frozen=True)
 class PerFedSDEState:

@@ -23,6 +23,7 @@ statistics are measured at each client. ``none`` is never kept by choice, only l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -68,6 +69,10 @@ class SpiderSettings:
     join_validation: bool = setting(True, "add validation images to training after the search, as in the paper")
     averaging: str = setting("fedavg", "how updates are combined; all but fedavg resist a few hostile clients", choices=WHOLE)
 
+    @classmethod
+    def tiny(cls) -> SpiderSettings:
+        return cls(warmup=0, recovery=1, edges=7)
+
 
 @dataclass(frozen=True)
 class SpiderState:
@@ -82,6 +87,7 @@ class Spider(AveragingMethod[SpiderState]):
     settings: SpiderSettings
 
     spaces: ClassVar[tuple[str, ...]] = ("darts",)  # edges must be able to add up their operations
+    tiny_needs: ClassVar[Mapping[str, object]] = {"darts.operations": "s2"}  # it trains all operations at once
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared supernet", like="weights"),
         "examples": Upload("number of training examples, the client's weight in the average", low=1, high=LARGEST_COUNT),

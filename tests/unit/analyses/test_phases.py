@@ -16,9 +16,9 @@ from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.run import Watcher
+from fedloom.testing import Played
 from fedloom.training.scoring import Scorer
 from support.checks import Fedloom, check_refused
-from support.played import Played
 
 Tiny = Callable[..., Settings]
 ENTRY = LedgerEntry("a", 0, False, 0, 0, (), {}, "", 0.5, 0.25, 0, 0, 8.0, 0.0)

@@ -245,7 +245,7 @@ def test_a_run_whose_settings_file_is_damaged(fedloom_: Fedloom, finished_run: P
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [('method = "fedavg"', 'method = "perfedsde"'), ('method = "fedavg"', 'method = "local"'), ("width = 0.05", "width = 0.1")],
+    [('method = "fedavg"', 'method = "perfedsde"'), ('method = "fedavg"', 'method = "local"'), ("width = 0.1", "width = 0.2")],
 )
 def test_a_run_with_the_state_of_another_method_or_network(fedloom_: Fedloom, finished_run: Path, old: str, new: str) -> None:
     path = finished_run / "config.toml"

@@ -11,9 +11,9 @@ import pytest
 
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.federation.agreement import Agreement, read_agreement, read_site
+from fedloom.testing.plugged import taken_back
 from support.checks import Fedloom, check_refused
 from support.federation import CLASS_LIST, SITE, SITES, write_digits
-from support.plugged import taken_back
 
 
 def test_what_is_agreed_on(agreement_file: Callable[..., Path], tmp_path: Path) -> None:

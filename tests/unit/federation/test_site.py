@@ -26,8 +26,9 @@ from fedloom.federation.site.rounds import _answer
 from fedloom.federation.wire.messages import from_bytes, to_bytes
 from fedloom.federation.wire.signatures import opened
 from fedloom.methods.base import METHODS
+from fedloom.testing import tiny_file
 from support.checks import everything
-from support.federation import FEDERATION, TINY, lines, write_digits
+from support.federation import FEDERATION, lines, write_digits
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 
@@ -69,7 +70,8 @@ class Place:
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("sites")
     write_digits(place / "images")
-    text = FEDERATION.format(base=TINY, method="perfedsde", port=1, server_images="")
+    tiny_file(place)
+    text = FEDERATION.format(method="perfedsde", port=1, server_images="")
     (place / "federation.toml").write_text(text + '[perfedsde]\ngenerator = "random"\nsurrogate = "none"\n')  # soon done
     return place
 

@@ -22,8 +22,8 @@ from fedloom.generator.generator import AnyGenerator, Generator
 from fedloom.generator.paper.generator import PaperGenerator
 from fedloom.maths.samplers import SAMPLERS
 from fedloom.spaces.base import SearchSpace
+from fedloom.testing import Played
 from support.checks import Fedloom, check_refused
-from support.played import Played
 
 TINY = """model=paper data.name=digits mobilenetv3.width=0.05 denoiser.architectures=200 features.epochs=1 features.batch=512
     proxy.image_size=8 proxy.reserved=20 proxy.tasks=6 proxy.held_out_tasks=3 proxy.task_sizes=[2,3] supernet.epochs=1 supernet.batch=512

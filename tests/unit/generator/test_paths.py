@@ -14,14 +14,13 @@ from support.checks import Fedloom
 
 
 def test_a_generator_named_by_a_short_path_is_found_from_elsewhere(
-    fedloom_: Fedloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = Path(__file__).parents[2] / "support" / "tiny.toml"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     shutil.copy(shipped("mobilenetv3"), "mine.safetensors")
     outcome = fedloom_(
-        "run", tiny, "run.folder=made", "perfedsde.generator_file=mine.safetensors", "perfedsde.generator=diffusion", "rounds=1"
+        "run", tiny_file, "run.folder=made", "perfedsde.generator_file=mine.safetensors", "perfedsde.generator=diffusion", "rounds=1"
     )
     assert outcome.code == 0, outcome
     kept = config.from_table(config.read_toml(tmp_path / "made" / "config.toml")).components["perfedsde"]

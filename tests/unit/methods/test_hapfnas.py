@@ -26,9 +26,9 @@ from fedloom.core.server_site import ServerImages
 from fedloom.engine.run import Watcher
 from fedloom.maths import averaging
 from fedloom.maths.distillation import balanced_softmax, soft_cross_entropy
+from fedloom.testing import Played
 from fedloom.training.local import Trainer
 from fedloom.training.tools import Tools
-from support.played import Played
 
 Tiny = Callable[..., Settings]
 OWN = "method=hapfnas"

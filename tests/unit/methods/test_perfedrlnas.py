@@ -19,9 +19,9 @@ from fedloom.core.method import Answer
 from fedloom.maths import policy
 from fedloom.methods import perfedrlnas
 from fedloom.spaces.budget import Bounded
+from fedloom.testing import Played
 from fedloom.training.local import Trainer
 from fedloom.training.peak import MeasuredPeak
-from support.played import Played
 
 Tiny = Callable[..., Settings]
 OWN = "method=perfedrlnas"
@@ -287,7 +287,7 @@ def test_the_time_term_makes_subnets_cheaper(tiny: Tiny) -> None:
 
 
 def test_a_budget_is_never_exceeded(tiny: Tiny) -> None:
-    played = Played(tiny(OWN, "budget.parameters=20000"))
+    played = Played(tiny(OWN, "budget.parameters=40000"))
     space = played.method.tools.space
     assert isinstance(space, Bounded)
     for number in range(30):

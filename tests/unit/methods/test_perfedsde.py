@@ -17,8 +17,8 @@ from fedloom.core.messages import Instruction
 from fedloom.core.method import Answer
 from fedloom.methods import perfedsde
 from fedloom.spaces.budget import Bounded
+from fedloom.testing import Played
 from support.perfedsde import overheard
-from support.played import Played
 from support.untrained import FakeGenerator, fake_generator, loading
 
 Tiny = Callable[..., Settings]

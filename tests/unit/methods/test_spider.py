@@ -20,10 +20,10 @@ from fedloom.core.seeds import rng
 from fedloom.engine.run import Watcher
 from fedloom.maths.perturbation import decided
 from fedloom.methods.spider import Spider, SpiderSettings
+from fedloom.testing import Played
 from fedloom.training.mixtures import Mixtures
 from fedloom.training.two_supernets import OwnSupernet
 from support.checks import everything as everything_in
-from support.played import Played
 
 Tiny = Callable[..., Settings]
 OWN = "method=spider"

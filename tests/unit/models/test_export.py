@@ -30,8 +30,8 @@ from fedloom.models.predict import predict, read_image, read_model
 from fedloom.models.supernet_weights import save_weights
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import make_supernet
+from fedloom.testing.nets import measured, weights_of
 from support.checks import Fedloom, check_refused, flip_last_byte
-from support.nets import measured, weights_of
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CLASSES = ["Igel", "Füchsin", "owl"]

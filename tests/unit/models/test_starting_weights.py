@@ -18,23 +18,25 @@ from fedloom.files import read_arrays
 from fedloom.models import load_supernet
 from fedloom.models.supernet_weights import save_weights, starting_weights
 from fedloom.spaces.base import SPACES, ImageShape
-from fedloom.spaces.mobilenetv3 import MobileNetV3Settings
 from fedloom.supernets.base import make_supernet
 from fedloom.supernets.foreign import PUBLIC
+from support import foreign
 from support.checks import Fedloom, check_refused
-from support.foreign import public_state
 
 
 @pytest.fixture
 def weights_file(fedloom_: Fedloom, tmp_path: Path) -> Callable[..., Path]:
-    """A weights file for a run of tests/support/tiny.toml, of so many classes and channels."""
+    """A weights file for a run of the tiny federation, of so many classes and channels."""
 
     def make(classes: int = 10, channels: int = 1, seed: int = 0) -> Path:
-        settings = MobileNetV3Settings(width=0.05, strides=(2, 2, 1, 1, 1))
-        supernet = make_supernet("mobilenetv3", settings, ImageShape(channels, 8, classes))
-        torch.save(public_state("mobilenetv3", supernet, seed), tmp_path / "theirs.pth")
-        given = ["mobilenetv3.width=0.05", "mobilenetv3.strides=[2,2,1,1,1]", "mobilenetv3.stem_stride=1"]
-        assert fedloom_("import-weights", "mobilenetv3", "theirs.pth", *given, "--size", 8, "--out", "start.safetensors").code == 0
+        supernet = foreign.tiny("mobilenetv3", ImageShape(channels, 8, classes))
+        torch.save(foreign.public_state("mobilenetv3", supernet, seed), tmp_path / "theirs.pth")
+        assert (
+            fedloom_(
+                "import-weights", "mobilenetv3", "theirs.pth", *foreign.overrides("mobilenetv3"), "--size", 8, "--out", "start.safetensors"
+            ).code
+            == 0
+        )
         (tmp_path / "theirs.pth").unlink()
         return tmp_path / "start.safetensors"
 
@@ -133,7 +135,7 @@ def test_a_resume_needs_the_weights_file_no_more(
 def test_nasvit_is_imported_for_the_instance_of_the_run(fedloom_: Fedloom, tmp_path: Path) -> None:
     """The refusal's command is the how-to page's, and its outcome fits."""
     public = PUBLIC["nasvit"]
-    torch.save(public_state("nasvit", make_supernet("nasvit", public.settings, ImageShape(3, 224, 10))), tmp_path / "theirs.pth")
+    torch.save(foreign.public_state("nasvit", make_supernet("nasvit", public.settings, ImageShape(3, 224, 10))), tmp_path / "theirs.pth")
     assert fedloom_("import-weights", "nasvit", "theirs.pth").code == 0
     run = make_supernet("nasvit", SPACES["nasvit"].settings(), ImageShape(3, 32, 10))
     with pytest.raises(InvalidConfig, match=r"here\. Weights of nasvit are imported for the instance of the run: fedloom") as refusal:
@@ -154,7 +156,7 @@ def test_weights_that_do_not_fit_a_run(fedloom_: Fedloom, tiny_file: Path, tmp_p
         assert not (tmp_path / "mine").exists()
 
     weights_file()
-    refused(InvalidConfig, ("weights=start.safetensors", "mobilenetv3.width=0.2"), "does not fit", "mobilenetv3.width=0.05")
+    refused(InvalidConfig, ("weights=start.safetensors", "mobilenetv3.width=0.2"), "does not fit", "mobilenetv3.width=0.1")
     refused(InvalidData, ("weights=nothing.safetensors",), "nothing.safetensors", "No such file")
     refused(InvalidData, (f"weights={tiny_file}",), "no weights file of Fedloom", "import-weights")
     weights_file(channels=3)

@@ -14,8 +14,8 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
 from fedloom.spaces.genotype import OPERATIONS
 from fedloom.supernets.darts import DARTSSupernet
+from fedloom.testing.nets import images_of
 from support.darts import space_of, tiny_supernet, with_operations
-from support.nets import images_of
 
 
 @pytest.mark.parametrize(

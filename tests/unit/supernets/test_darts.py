@@ -17,8 +17,8 @@ from fedloom.spaces.genotype import EDGES, OPERATIONS
 from fedloom.supernets.darts import DARTSSupernet, run_part
 from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.foreign import PUBLIC
+from fedloom.testing.nets import images_of, measured, weights_of
 from support.darts import PublishedNetwork, Reduce, one_hot, published, random_state, space_of, tiny_supernet, with_operations
-from support.nets import images_of, measured, weights_of
 
 
 @pytest.mark.parametrize(("cells", "size"), [(3, 8), (5, 12)])

@@ -15,8 +15,8 @@ from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.foreign import PUBLIC
 from fedloom.supernets.nasvit import NASViTSupernet, _round_to_eight
 from fedloom.supernets.nasvit_attention import joint_norm, position_bias
+from fedloom.testing.nets import weights_of
 from support.nasvit import CLOSE, imported, narrow, original, public_state, reference, with_values
-from support.nets import weights_of
 
 
 def test_joint_norm_is_over_tokens_and_channels_together() -> None:

@@ -1,4 +1,4 @@
-"""Random weights, images and regions of any supernet, for tests."""
+"""Random weights, images and regions of any supernet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.supernets.base import Region, Supernet
 from fedloom.supernets.elastic import Statistics
 
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32, some twenty layers, logits of order one
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}  # float32, some twenty layers, logits of order one
 
 
 def weights_of(supernet: Supernet[Any], seed: int = 0) -> dict[str, Tensor]:
@@ -34,6 +34,11 @@ def mask(shape: tuple[int, ...], region: Region | None) -> Tensor:
     if region is not None:
         inside[region] = True
     return inside
+
+
+def masks(supernet: Supernet[Any]) -> bool:
+    """Whether a supernet has the masked execution, which is optional."""
+    return type(supernet).masked is not Supernet.masked
 
 
 @torch.no_grad()

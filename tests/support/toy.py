@@ -1,31 +1,11 @@
-"""Plugins of the tests, taken back afterwards: what a test registers must not be there for the next one."""
+"""A search space of the tests that is a plugin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from fedloom import config, plugins
 
 FOLDER = Path(__file__).parent / "plugins"
 TOY = str(FOLDER / "toy_supernet.py")  # brings its space with it
-
-
-@contextmanager
-def taken_back() -> Iterator[None]:
-    undo = plugins.remember()
-    try:
-        yield
-    finally:
-        undo()
-
-
-@contextmanager
-def plugged(*names: str) -> Iterator[None]:
-    with taken_back():
-        config.plug_in(names)
-        yield
 
 
 # A generator for the toy space in seconds: enough to see that guidance works, too little for a good one.

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from fedloom.assemble.builder import make_tools
+from fedloom.assemble.builder import build
 from fedloom.config import Settings
 from fedloom.core.client_site import ClientMemory, ClientSite
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Answer
 from fedloom.data.readers import read
 from fedloom.data.splits import Federation, make_split
-from fedloom.methods.base import METHODS
 
 
 class Played:
@@ -22,18 +21,20 @@ class Played:
     def __init__(self, settings: Settings) -> None:
         dataset, device = read(settings.data), torch.device("cpu")
         split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed)
-        self.federation = Federation(dataset, split, device)
-        self.method: Any = METHODS[settings.method].make(settings.components[settings.method], make_tools(settings, dataset, device))
+        built = build(settings, dataset, device)
+        self.federation, self.tools = Federation(dataset, split, device), built.tools
+        self.method: Any = built.method
         self.state = self.method.start(settings.seed)
         self.memories: dict[str, ClientMemory] = {}
         self.instructions: list[Instruction] = []
         self.answers: list[Answer] = []
 
-    def site(self, client: str) -> ClientSite:
-        return ClientSite(client, self.federation.data_of(client), self.memories.get(client, ClientMemory()))
+    def site(self, client: str, memory: ClientMemory | None = None) -> ClientSite:
+        return ClientSite(client, self.federation.data_of(client), memory or self.memories.get(client, ClientMemory()))
 
-    def answer(self, instruction: Instruction) -> Answer:
-        answer: Answer = self.method.answer(instruction, self.site(instruction.client))
+    def answer(self, instruction: Instruction, memory: ClientMemory | None = None) -> Answer:
+        answer = self.method.answer(instruction, self.site(instruction.client, memory))
+        assert isinstance(answer, Answer), f"answer must return an Answer, not {type(answer).__name__}"
         return answer
 
     def round(self) -> list[Answer]:

@@ -1,0 +1,12 @@
+"""What every surrogate promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedloom.search.base import SURROGATES
+from fedloom.testing.surrogates import SurrogateContract, surrogates
+
+
+class TestEverySurrogate(SurrogateContract):
+    fit = surrogates([pytest.param(fit, id=name) for name, fit in SURROGATES.items()])
