@@ -18,6 +18,7 @@ NAVIGATION = {
         "how-to/hardware",
         "how-to/workers",
         "how-to/federation",
+        "how-to/own-method",
         "how-to/own-space",
         "how-to/foreign-weights",
     ],

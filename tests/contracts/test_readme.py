@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,9 @@ from PIL import Image
 from fedloom import config
 from fedloom.commands import app as cli
 from fedloom.generator import pretrain
+from fedloom.testing.plugged import taken_back
 from support.checks import shrinking
-from support.plugged import FOLDER, SECONDS, taken_back
+from support.toy import FOLDER, SECONDS
 
 ROOT = Path(__file__).parents[2]
 MOMENTS = [*SECONDS, "denoiser.steps=2", "supernet.epochs=1", "labels.architectures=20", "predictor.steps=2"]  # no good generator
@@ -45,6 +48,8 @@ def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
             pixels = draw.integers(0, 256, (12, 10, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pictures" / kind / f"{number}.png")
     Image.fromarray(pixels).save(tmp_path / "digit.png")
+    for name in re.findall(r"\]\(\.\./\.\./examples/(\w+\.py)\)", page.read_text()):
+        shutil.copy(ROOT / "examples" / name, tmp_path)
     for text in blocks(page, "toml") + [text for text in blocks(page, "py") if text.startswith("# ")]:
         named = re.match(r"# (\w+\.(toml|py))\n", text)
         (tmp_path / (named[1] if named else "pictures.toml")).write_text(text)
@@ -54,6 +59,10 @@ def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         words = shlex.split(command, comments=True)
         if words[0] == "make":  # the Makefile's own targets: running them here would run this test again
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+            continue
+        if words[0] == "pytest":  # as its reader does: in a folder outside this tree, without its settings
+            tests = subprocess.run([sys.executable, "-m", *words, "-q"], capture_output=True, text=True, timeout=100)
+            assert tests.returncode == 0, tests.stdout
             continue
         assert words[0] == "fedloom", command
         splits = ".toml" in command or "split." in command or "data." in command  # then the split is what it says
