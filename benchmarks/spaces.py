@@ -42,7 +42,7 @@ WORK = {"cpu": (2, 2), "cuda": (20, 40)}  # training steps, architectures scored
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--spaces", nargs="+", default=[entry.name for entry in SPACES])
+    parser.add_argument("--spaces", nargs="+", default=list(SPACES))
     parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)

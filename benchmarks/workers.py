@@ -31,7 +31,7 @@ from fedloom.core.client_site import ClientMemory
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import TRAIN, Instruction, Report
 from fedloom.core.method import Answer
-from fedloom.engine.loop import Link
+from fedloom.engine.base import Link
 from fedloom.engine.processes import ProcessesLink, worker_processes
 from fedloom.engine.ray import RayLink, RaySettings, cluster, workers
 from fedloom.engine.visit import Visited

@@ -22,7 +22,8 @@ from fedloom.models.personal import load_model
 from fedloom.report.terminal.live import LiveView
 from fedloom.search.base import SURROGATES
 from fedloom.spaces.base import SPACES, SearchSpace
-from fedloom.supernets.base import Supernet
+from fedloom.supernets.base import SUPERNETS, Supernet
+from fedloom.supernets.foreign import PUBLIC
 from fedloom.training.tools import Tools
 
 ENTRANCES: dict[str, list[Any]] = {
@@ -72,14 +73,19 @@ def python_page() -> Iterator[str]:
         for thing in things:
             yield from entrance(thing)
     yield "## What is registered\n\nEach name can be used in a setting. [A plugin](../how-to/own-space.md) can add names.\n"
-    named = {
-        "`METHODS`, `fedloom.methods.base`": [entry.name for entry in METHODS],
-        "`SPACES`, `fedloom.spaces.base`; `SUPERNETS`, `fedloom.supernets.base`": [entry.name for entry in SPACES],
-        "`DATASETS`, `fedloom.data.readers`": list(DATASETS),
-        "`SURROGATES`, `fedloom.search.base`": list(SURROGATES),
-        "`AVERAGING`, `fedloom.maths.averaging`": list(AVERAGING),
+    where = {
+        "fedloom.methods.base": {"METHODS": METHODS},
+        "fedloom.spaces.base": {"SPACES": SPACES},
+        "fedloom.supernets.base": {"SUPERNETS": SUPERNETS},
+        "fedloom.data.readers": {"DATASETS": DATASETS},
+        "fedloom.search.base": {"SURROGATES": SURROGATES},
+        "fedloom.maths.averaging": {"AVERAGING": AVERAGING},
+        "fedloom.supernets.foreign": {"PUBLIC": PUBLIC},
     }
-    yield from table(["table", "names"], ((where, ", ".join(map(code, names))) for where, names in named.items()))
+    for module, tables in where.items():
+        for name, known in tables.items():
+            yield f"### {name}\n\n`from {module} import {name}`\n"
+            yield from table(["name", "meaning"], ((code(key), plain(entry.meaning)) for key, entry in known.items()))
 
 
 def entrance(thing: Any) -> Iterator[str]:
@@ -124,4 +130,4 @@ def signature(name: str, function: Callable[..., Any]) -> str:
     """As it is written, without self."""
     whole = inspect.signature(function)
     kept = [parameter for key, parameter in whole.parameters.items() if key not in ("self", "cls")]
-    return f"def {name}{whole.replace(parameters=kept)}".replace("'", "")
+    return f"def {name}{whole.replace(parameters=kept)}".replace("''", '""').replace("'", "")

@@ -17,6 +17,7 @@ from fedloom import config
 from fedloom.commands import app as cli
 from fedloom.core import errors
 from fedloom.data.readers import DATASETS
+from fedloom.engine.base import ENGINES
 from fedloom.federation.agreement import Members, ServerSettings, SiteSettings
 from fedloom.generator.pretrain import PretrainSettings
 from fedloom.methods.base import METHODS
@@ -71,16 +72,16 @@ def settings_page() -> Iterator[str]:
     for name, rows in grouped(config.Settings, "").items():
         yield from settings_table(name or "At the top", rows)
         if name == "data":
-            yield from table(["`data.name`", "what"], ((code(key), plain(source.meaning)) for key, source in DATASETS.items()))
-    for title, folder, entries in (("Methods", "methods", METHODS), ("Search spaces", "spaces", SPACES)):
+            yield from table(["`data.name`", "what"], ((code(key), plain(entry.meaning)) for key, entry in DATASETS.items()))
+    for title, folder, registry in (("Methods", "methods", METHODS), ("Search spaces", "spaces", SPACES)):
         yield f"## {title}\n"
-        for entry in entries:
+        for entry in registry.values():
             yield f"### {entry.name}\n\n{plain(entry.meaning)} ([page](../{folder}/{entry.name}.md)).\n"
             yield from settings_tables(entry.settings, f"{entry.name}.")
     yield "## Engines\n"
-    for name, (kind, meaning) in config.ENGINES.items():
-        yield f"### {name}\n\n{plain(meaning)}.\n"
-        yield from settings_tables(kind, f"{name}.")
+    for name, entry in ENGINES.items():
+        yield f"### {name}\n\n{plain(entry.meaning)}.\n"
+        yield from settings_tables(entry.settings, f"{name}.")
     yield "## Presets\n"
     yield from table(["preset", "what"], ((code(name), plain(meaning)) for name, meaning in config.presets().items()))
     yield GENERATOR

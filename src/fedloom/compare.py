@@ -101,7 +101,7 @@ class OwnSetting:
 def own_settings(source: str, changes: Sequence[str], methods: Sequence[str]) -> list[OwnSetting]:
     flat = {method: _flat(config.load(source, [*changes, f"method={method}"])) for method in methods}
     first, *others = methods
-    named = {entry.name for entry in METHODS}
+    named = set(METHODS)
     return [
         OwnSetting(method, key, value, first, flat[first][key])
         for method in others

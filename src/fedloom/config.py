@@ -22,19 +22,11 @@ from fedloom.core.registry import did_you_mean
 from fedloom.core.settings import setting
 from fedloom.data.readers import DataSettings
 from fedloom.data.splits import SplitSettings
-from fedloom.engine.inline import InlineSettings
-from fedloom.engine.processes import ProcessesSettings
-from fedloom.engine.ray import RaySettings
+from fedloom.engine.base import ENGINES
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 from fedloom.spaces.budget import BudgetSettings
 from fedloom.training.recipe import TrainingSettings
-
-ENGINES = {
-    "inline": (InlineSettings, "all clients in this process, one after the other"),
-    "processes": (ProcessesSettings, "several clients at once, in processes of this machine; the same numbers"),
-    "ray": (RaySettings, "clients spread over processes, GPUs and machines by Ray; the same numbers (extra ray)"),
-}
 
 
 @dataclass(frozen=True)
@@ -81,8 +73,7 @@ def map_paths(settings: Any, change: Callable[[str], Any]) -> Any:
 
 def component_types() -> dict[str, type]:
     """Every component that has a table of settings."""
-    found = {entry.name: entry.settings for registry in (METHODS, SPACES) for entry in registry}
-    return found | {name: settings for name, (settings, _) in ENGINES.items()}
+    return {name: entry.settings for registry in (METHODS, SPACES, ENGINES) for name, entry in registry.items()}
 
 
 def plug_in(names: Sequence[str]) -> tuple[str, ...]:
@@ -108,8 +99,8 @@ def read_tables(source: str, said: Mapping[str, Any]) -> dict[str, Any]:
     if special and (named := said.get("plugins", table.get("plugins"))):
         plug_in(fill(Settings, {"plugins": named}).plugins)  # they may bring the methods that are named here
     for name in special:
-        if name not in METHODS.entries:
-            raise InvalidConfig(f"{source}: [when.{name}] names no method. {did_you_mean(name, list(METHODS.entries))}", key=f"when.{name}")
+        if name not in METHODS:
+            raise InvalidConfig(f"{source}: [when.{name}] names no method. {did_you_mean(name, list(METHODS))}", key=f"when.{name}")
     method = said.get("method", table.get("method", Settings.method))
     return _laid_over(table, special.get(method, {}) if isinstance(method, str) else {})
 
@@ -149,12 +140,11 @@ def from_run(table: Mapping[str, Any]) -> Settings:
 
 
 def _check_names(settings: Settings) -> None:
-    SPACES[settings.space]
+    SPACES[settings.space]  # refuses an unknown name
     method = METHODS[settings.method].make
     if method.spaces and settings.space not in method.spaces:
         raise InvalidConfig(f"{settings.method} is not defined on {settings.space}. Set space={method.spaces[0]}", key="space")
-    if settings.engine not in ENGINES:
-        raise InvalidConfig(f"There is no engine named {settings.engine!r}. {did_you_mean(settings.engine, list(ENGINES))}")
+    ENGINES[settings.engine]
     if settings.participants > settings.clients:
         raise InvalidConfig(f"participants is {settings.participants}, but the federation has only {settings.clients} clients")
     method.check_tiers(settings.components[settings.method], len(tiers(settings.hardware)))

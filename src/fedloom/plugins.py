@@ -20,7 +20,7 @@ from typing import Any
 from fedloom import methods, search, spaces, supernets  # noqa: F401 - their names come first: a plugin cannot take them
 from fedloom.core.errors import FedloomError, UnusablePlugin, one_line
 from fedloom.core.method import Method
-from fedloom.core.registry import Entry
+from fedloom.core.registry import Entry, Registry
 from fedloom.data.readers import DATASETS
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
@@ -30,17 +30,9 @@ from fedloom.supernets.base import SUPERNETS
 from fedloom.supernets.foreign import PUBLIC
 
 # What a plugin may add to, by what one entry is.
-TABLES: dict[str, dict[str, Any]] = {
-    "search space": SPACES.entries,
-    "supernet": SUPERNETS.entries,
-    "method": METHODS.entries,
-    "surrogate": SURROGATES,
-    "data set": DATASETS,
-    "averaging rule": AVERAGING,
-    "public network": PUBLIC,
-}
+TABLES: dict[str, Registry[Any]] = {table.what: table for table in (SPACES, SUPERNETS, METHODS, SURROGATES, DATASETS, AVERAGING, PUBLIC)}
 WITH_SETTINGS = ("search space", "method")  # a table of settings has the name of each
-ADD = '@SPACES.add("name", Settings, "meaning"), SUPERNETS and METHODS likewise, SURROGATES["name"] = fit, DATASETS["name"] = Source(…)'
+ADD = '@SPACES.add("name", Settings, "meaning"), likewise SUPERNETS and METHODS, @SURROGATES.add("name", meaning="…") and the others'
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _folders: set[str] = set()  # of plugins that are files
 
@@ -96,6 +88,8 @@ def _load(name: str, reserved: Collection[str]) -> None:
     if not new:
         raise UnusablePlugin(f"{name} registers nothing: a plugin adds to a table of components, {ADD}", plugin=name)
     for what, key, entry in new:
+        if not isinstance(entry, Entry):
+            raise UnusablePlugin(f"{name} puts the {what} {key!r} into its table itself. Register it: {ADD}", plugin=name)
         if what in WITH_SETTINGS:
             for problem in _problems(what, key, entry, reserved):
                 raise UnusablePlugin(f"{name}: {problem}", plugin=name)
@@ -148,7 +142,7 @@ def _problems(what: str, name: str, entry: Entry[Any], reserved: Collection[str]
         yield f"the {what} {name!r} says name = {entry.make.name!r}. Write the same name in both places"
     if what == "method" and not (isinstance(entry.make, type) and issubclass(entry.make, Method)):
         yield f"the method {name!r} must be a class that inherits fedloom.core.method.Method"
-    if not is_dataclass(entry.settings):
+    if not (isinstance(entry.settings, type) and is_dataclass(entry.settings)):
         yield f"the settings of {name} must be a frozen dataclass; it may be empty"
         return
     for item in fields(entry.settings):

@@ -83,7 +83,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def read_sample(name: str, place: Path) -> Dataset:
-    SAMPLES[name](place / DATASETS[name].place)
+    SAMPLES[name](place / DATASETS[name].make.place)
     return read(DataSettings(name, str(place)))
 
 
@@ -117,8 +117,8 @@ def test_reading_twice_gives_the_same(name: str, tmp_path: Path) -> None:
 def test_an_empty_place_is_refused_with_its_name(name: str, tmp_path: Path) -> None:
     if name == "digits":
         pytest.skip("embedded: reads nothing from disk")
-    (tmp_path / DATASETS[name].place).mkdir(exist_ok=True)
-    with pytest.raises(InvalidData, match=DATASETS[name].place or tmp_path.name):
+    (tmp_path / DATASETS[name].make.place).mkdir(exist_ok=True)
+    with pytest.raises(InvalidData, match=DATASETS[name].make.place or tmp_path.name):
         read(DataSettings(name, str(tmp_path)))
 
 

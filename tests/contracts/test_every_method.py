@@ -24,8 +24,8 @@ def untrained() -> Iterator[None]:
 
 def cases() -> Iterator[Any]:
     """Every method on every space. CI takes the flagship on two and the others on one space each; `make slow` has the rest."""
-    for method in METHODS:
-        own = method.make.spaces or sorted((space.name for space in SPACES), key=lambda name: name != "mobilenetv3")
+    for method in METHODS.values():
+        own = method.make.spaces or sorted(SPACES, key=lambda name: name != "mobilenetv3")
         for number, space in enumerate(own):
             marks = [pytest.mark.slow] if number > (method.name == "perfedsde") else []
             changes = (f"method={method.name}", f"space={space}", *LARGER.get(method.name, ()))

@@ -25,7 +25,7 @@ from support.toy import TOY
 def cases() -> Iterator[Any]:
     """One instance per value of each setting that chooses between names; CI takes the usual one of each space."""
     with plugged(TOY):
-        for space in SPACES:
+        for space in SPACES.values():
             for id, case in instances(space.name, IMAGE):
                 marks = [] if case.settings == space.settings.tiny() else [pytest.mark.slow]
                 yield pytest.param(case, id=id, marks=marks)

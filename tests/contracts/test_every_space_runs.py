@@ -25,15 +25,15 @@ def marks(space: str) -> list[pytest.MarkDecorator]:
     return [] if space == "mobilenetv3" else [pytest.mark.slow]
 
 
-spaces = pytest.mark.parametrize("space", [pytest.param(entry.name, marks=marks(entry.name)) for entry in SPACES])
-METHOD_SPACES = [(entry.name, entry.make.spaces or [space.name for space in SPACES]) for entry in METHODS]
+spaces = pytest.mark.parametrize("space", [pytest.param(name, marks=marks(name)) for name in SPACES])
+METHOD_SPACES = [(name, entry.make.spaces or list(SPACES)) for name, entry in METHODS.items()]
 CASES = [  # the flagship on every space, the others on their first; the rest in `make slow`
     *(
         pytest.param(name, "", space, marks=[pytest.mark.slow] if number and name != "perfedsde" else [])
         for name, own in METHOD_SPACES
         for number, space in enumerate(own)
     ),
-    *(pytest.param("perfedsde", limit, space.name, marks=pytest.mark.slow) for limit in ("budget", "weights") for space in SPACES),
+    *(pytest.param("perfedsde", limit, space, marks=pytest.mark.slow) for limit in ("budget", "weights") for space in SPACES),
 ]
 
 
@@ -95,7 +95,7 @@ def test_masked_search(fedloom_: Fedloom, tiny_file: Path, space: str, sampling:
 
 
 @pytest.mark.slow  # the parts are in CI, each in a test of its own and in the how-to page
-@pytest.mark.parametrize("space", [entry.name for entry in SPACES])
+@pytest.mark.parametrize("space", list(SPACES))
 def test_export_predict_draw_and_card(fedloom_: Fedloom, tiny_file: Path, space: str) -> None:
     assert fedloom_("run", tiny_file, f"space={space}", "rounds=1", "run.folder=it").code == 0
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save("image.png")

@@ -9,4 +9,4 @@ from fedloom.testing.surrogates import SurrogateContract, surrogates
 
 
 class TestEverySurrogate(SurrogateContract):
-    fit = surrogates([pytest.param(fit, id=name) for name, fit in SURROGATES.items()])
+    fit = surrogates([pytest.param(entry.make, id=name) for name, entry in SURROGATES.items()])

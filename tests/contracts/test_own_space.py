@@ -99,7 +99,7 @@ def test_a_federation_on_it(fedloom_: Fedloom, tiny_file: Path, file: Path) -> N
     with taken_back(), disk(Path("it"), copy):
         ran = fedloom_("run", tiny_file, *changes, "run.folder=it")
     assert ran.code == 0, ran.err
-    assert "toy" not in [entry.name for entry in SPACES]
+    assert "toy" not in SPACES
     expected = content(Path("it"))
     lines = expected["ledger.jsonl"]
     assert all(line["architecture"].startswith("toy:") for line in lines) and lines[0]["notes"]["guided"] == 1

@@ -89,7 +89,7 @@ def test_the_quickstart_is_what_the_readme_says() -> None:
 
 
 def test_every_method_has_a_page() -> None:
-    missing = [entry.name for entry in config.METHODS if not (ROOT / "docs" / "methods" / f"{entry.name}.md").exists()]
+    missing = [name for name in config.METHODS if not (ROOT / "docs" / "methods" / f"{name}.md").exists()]
     assert missing == []
 
 

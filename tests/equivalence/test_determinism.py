@@ -25,7 +25,7 @@ from fedloom.engine.visit import ClientRecords
 from fedloom.methods.base import METHODS
 
 Content = Callable[[Path], dict[str, Any]]
-EVERY_METHOD = [entry.name for entry in METHODS]
+EVERY_METHOD = list(METHODS)
 FLAGSHIPS = [pytest.param(name, marks=pytest.mark.slow if name in ("spider", "hapfnas", "perfedrlnas") else []) for name in EVERY_METHOD]
 
 

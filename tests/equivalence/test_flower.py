@@ -27,7 +27,7 @@ def test_flower_gives_what_one_process_gives(tmp_path: Path, nobody: Watcher) ->
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("method", [entry.name for entry in METHODS])
+@pytest.mark.parametrize("method", list(METHODS))
 def test_of_every_method(method: str, tmp_path: Path, nobody: Watcher) -> None:
     check(tmp_path, method, nobody, onnx=SITES if method == "perfedsde" else ("north",))
 

@@ -24,7 +24,7 @@ PIXELS = Pixels((0.5,) * 3, (0.25,) * 3)
 SETTINGS = replace(TrainingSettings(), calibration=60)
 
 
-@pytest.fixture(params=[entry.name for entry in SPACES])
+@pytest.fixture(params=list(SPACES))
 def supernet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Supernet[Any]:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # rounding of TF32 would hide a wrong step
     monkeypatch.setattr(graphs, "WORTH_A_GRAPH", 2)  # the first step is eager, the second captured

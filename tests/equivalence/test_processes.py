@@ -29,7 +29,7 @@ Content = Callable[[Path], dict[str, Any]]
 Tiny = Callable[..., Settings]
 TWO = ("engine=processes", "processes.workers=2")
 
-EVERY_METHOD = [pytest.param(e.name, marks=[] if e.name == "perfedsde" else pytest.mark.slow) for e in METHODS]
+EVERY_METHOD = [pytest.param(name, marks=[] if name == "perfedsde" else pytest.mark.slow) for name in METHODS]
 
 
 @pytest.mark.parametrize("method", EVERY_METHOD)  # but for the flagship in `make slow`

@@ -37,7 +37,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-EVERY_METHOD = [pytest.param(e.name, marks=[] if e.name == "perfedsde" else pytest.mark.network) for e in METHODS]
+EVERY_METHOD = [pytest.param(name, marks=[] if name == "perfedsde" else pytest.mark.network) for name in METHODS]
 
 
 @pytest.mark.parametrize("method", EVERY_METHOD)  # but for the flagship in `make network`

@@ -38,7 +38,7 @@ class Round:
         return np.stack([update[name] for update in self.updates])
 
     def average(self, rule: str) -> dict[str, Any]:
-        return AVERAGING[rule](self.updates, self.counts, self.examples)
+        return AVERAGING[rule].make(self.updates, self.counts, self.examples)
 
 
 @st.composite

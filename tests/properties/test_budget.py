@@ -29,7 +29,7 @@ def needs(space: SearchSpace, architecture: object) -> dict[str, float]:
 @st.composite
 def budgets(draw: st.DrawFn) -> tuple[SearchSpace, BudgetSettings]:
     """A space, and limits between its smallest and its largest architecture; some limits absent, together any or none."""
-    space = tiny(draw(st.sampled_from([entry.name for entry in SPACES])))
+    space = tiny(draw(st.sampled_from(list(SPACES))))
     low, high = (needs(space, space.named[name]) for name in ("smallest", "largest"))
     chosen = draw(st.sets(st.sampled_from(sorted(low))))
     return space, BudgetSettings(**{key: low[key] + draw(SHARES) * (high[key] - low[key]) for key in sorted(chosen)})
@@ -49,7 +49,7 @@ def test_everything_drawn_fits(case: tuple[SearchSpace, BudgetSettings], seed: i
             assert not getattr(budget, key) or need <= getattr(budget, key)
 
 
-@given(st.sampled_from([entry.name for entry in SPACES]), st.integers(0, 2**32), st.floats(0, 1))
+@given(st.sampled_from(list(SPACES)), st.integers(0, 2**32), st.floats(0, 1))
 def test_without_a_limit_that_is_felt_draws_are_those_of_the_whole_space(name: str, seed: int, probability: float) -> None:
     whole = tiny(name)
     for budget in (BudgetSettings(), BudgetSettings(parameters=1e12, macs=1e15)):

@@ -33,7 +33,7 @@ def public_state(space: str, supernet: Supernet[Any], seed: int = 0) -> dict[str
     """A state dict in the public naming with random weights, kernel matrices and running statistics."""
     generator = torch.Generator().manual_seed(seed)
     weights, state, sizes = weights_of(supernet, seed), {}, _norm_sizes(supernet)
-    for ours, theirs in PUBLIC[space].table(supernet).items():
+    for ours, theirs in PUBLIC[space].make.table(supernet).items():
         if ours.endswith(".running_mean"):
             state[theirs] = 0.3 * torch.randn(sizes[ours], generator=generator)
         elif ours.endswith(".running_var"):

@@ -66,8 +66,8 @@ def tiny_space(name: str, **changes: Any) -> SearchSpace:
 
 def tiny_spaces() -> Iterator[tuple[str, SearchSpace]]:
     """Every registered space, for each value of each setting that is a choice between names: those may change its genes."""
-    for entry in SPACES:
-        for id, instance in instances(entry.name, ImageShape(1, 8, 10)):
+    for name in SPACES:
+        for id, instance in instances(name, ImageShape(1, 8, 10)):
             yield id, instance.make().space
 
 

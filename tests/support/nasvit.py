@@ -202,7 +202,7 @@ def public_state(space: NASViT, seed: int = 0) -> dict[str, Tensor]:
 
 
 def imported(state: dict[str, Tensor], supernet: NASViTSupernet) -> tuple[dict[str, Tensor], Statistics]:
-    parts, table = PUBLIC["nasvit"].split(state, supernet), PUBLIC["nasvit"].table(supernet)
+    parts, table = PUBLIC["nasvit"].make.split(state, supernet), PUBLIC["nasvit"].make.table(supernet)
     weights = {name: parts[table[name]].reshape(shape) for name, shape in supernet.shapes.items()}
     norms = [name.removesuffix(".running_mean") for name in table if name.endswith(".running_mean")]
     return weights, Statistics({n: (parts[table[f"{n}.running_mean"]], parts[table[f"{n}.running_var"]]) for n in norms})

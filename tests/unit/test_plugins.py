@@ -98,7 +98,7 @@ def test_it_is_imported_once(write: Callable[..., str]) -> None:
 
 def test_files_of_one_folder_import_each_other(write: Callable[..., str]) -> None:
     write(SPACE, "first.py")
-    second = write("import first\n" + HEAD + 'SURROGATES["mine"] = fit_rbf\n', "second.py")
+    second = write("import first\n" + HEAD + 'SURROGATES.add("mine", meaning="another")(fit_rbf)\n', "second.py")
     config.plug_in([second, "first.py"])
     assert "mine" in SURROGATES and SPACES["mine"]
 
@@ -120,8 +120,8 @@ def test_every_kind_of_component(write: Callable[..., str]) -> None:
         [
             write(f"""{HEAD}
 METHODS.add("mine", FedAvgSettings, "a method")(FedAvg)
-SURROGATES["mine"] = fit_rbf
-DATASETS["mine"] = Source(read_digits, "the digits again", "", "")
+SURROGATES.add("mine", meaning="another")(fit_rbf)
+DATASETS.add("mine", meaning="the digits again")(Source(read_digits))
 """)
         ]
     )
@@ -199,12 +199,16 @@ def test_a_supernet_without_masks_runs_sliced(monkeypatch: pytest.MonkeyPatch) -
 REFUSED = {
     "nothing": ("x = 1\n", "registers nothing: a plugin adds to a table of components"),
     "an error": ("\n\nx = 1 / 0\n", "mine.py, line 3: ZeroDivisionError: division by zero. --trace shows"),
-    "an error in Fedloom": (HEAD + 'DATASETS["digits"].reader(None)\n', "mine.py, line 15: TypeError: read_digits() missing"),
+    "an error in Fedloom": (HEAD + 'DATASETS["digits"].make.reader(None)\n', "mine.py, line 15: TypeError: read_digits() missing"),
     "no Python": ("x = (\n", "mine.py, line 1: SyntaxError: '(' was never closed"),
     "a missing library": ("import nothing_of_this_name\n", "line 1: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
     "an end": ("raise SystemExit(0)\n", "mine.py, line 1: SystemExit: 0"),
     "a space's name": (SPACE.replace("mine", "darts"), "line 15: There is a search space named 'darts' already. Choose another name"),
     "a data set's name": (HEAD + 'DATASETS["digits"] = 1\n', "mine.py replaces the data set 'digits'. Choose another name"),
+    "no entry": (
+        HEAD + 'SURROGATES["mine"] = fit_rbf\n',
+        "mine.py puts the surrogate 'mine' into its table itself. Register it: @SPACES.add(",
+    ),
     "a setting's name": (SPACE.replace("mine", "training"), "cannot be named 'training', because settings of that name are something else"),
     "an engine's name": (SPACE.replace("mine", "inline"), "cannot be named 'inline'"),
     "a method's name": (SPACE.replace("mine", "local"), "the search space cannot be named 'local'"),

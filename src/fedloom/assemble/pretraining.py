@@ -45,7 +45,7 @@ def plan(space: str, overrides: Sequence[str]) -> Plan:
     SPACES[space]  # refuses an unknown name
     table = config.table_of([f"data.name={PROXY_DATA}", *overrides])
     own, data = table.pop(space, {}), table.pop("data")
-    if other := [name for name in table if name in [entry.name for entry in SPACES]]:
+    if other := [name for name in table if name in SPACES]:
         raise InvalidConfig(f"{other[0]} is another space than {space}, which is to get a generator", key=other[0])
     return Plan(
         space,

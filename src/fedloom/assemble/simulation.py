@@ -25,8 +25,8 @@ from fedloom.core.method import Method
 from fedloom.core.result import RunResult
 from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split, reserved
+from fedloom.engine.base import Link
 from fedloom.engine.inline import InlineLink
-from fedloom.engine.loop import Link
 from fedloom.engine.processes import ProcessesLink, worker_processes
 from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -14,28 +14,40 @@ from fedloom import config
 from fedloom.commands.terminal import Plugins, console, say
 from fedloom.config import space_settings
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.registry import did_you_mean
+from fedloom.core.registry import Registry, did_you_mean
 from fedloom.data.readers import DATASETS
+from fedloom.engine.base import ENGINES
+from fedloom.maths.averaging import AVERAGING
+from fedloom.maths.samplers import SAMPLERS
 from fedloom.methods.base import METHODS
 from fedloom.report.terminal.tables import space_card, space_table
+from fedloom.search.base import SURROGATES
 from fedloom.spaces.base import SPACES, ImageShape
-from fedloom.supernets.base import make_supernet
+from fedloom.supernets.base import SUPERNETS, make_supernet
+from fedloom.supernets.foreign import PUBLIC
 from fedloom.training.latency import measure_latency
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    "methods": METHODS,
+    "spaces": SPACES,
+    "supernets": SUPERNETS,
+    "datasets": DATASETS,
+    "surrogates": SURROGATES,
+    "averaging": AVERAGING,
+    "samplers": SAMPLERS,
+    "engines": ENGINES,
+    "public": PUBLIC,  # networks whose weights import-weights reads
+}
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, spaces, datasets, presets, engines or settings; default: all but settings")] = "",
+    what: Annotated[str, typer.Argument(help=f"{', '.join(REGISTRIES)}, presets or settings; default: all but settings")] = "",
     plugin: Plugins = None,
 ) -> None:
     """List what there is, one line each."""
     config.plug_in(plugin or [])
-    things = {
-        "methods": {entry.name: entry.meaning for entry in METHODS},
-        "spaces": {entry.name: entry.meaning for entry in SPACES},
-        "datasets": {name: source.meaning for name, source in DATASETS.items()},
-        "presets": config.presets(),
-        "engines": {name: meaning for name, (_, meaning) in config.ENGINES.items()},
-    }
+    things = {title: {name: entry.meaning for name, entry in registry.items()} for title, registry in REGISTRIES.items()}
+    things["presets"] = config.presets()
     if what == "settings":
         table = Table("setting", "default", "meaning")
         for row in config.explain():

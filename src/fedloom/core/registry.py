@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from fedloom.core.errors import InvalidConfig
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
@@ -22,32 +22,29 @@ def did_you_mean(name: str, known: list[str]) -> str:
 @dataclass(frozen=True)
 class Entry(Generic[T]):
     name: str
-    make: T
-    settings: type  # the frozen dataclass behind the component's table in the settings
+    make: T  # what makes the component, or is it
+    settings: Any  # the frozen dataclass behind the component's table in the settings; None where it has no table
     meaning: str  # one line
 
 
-class Registry(Generic[T]):
-    """Components by name, each with its settings and a one-line meaning; ``@REGISTRY.add(name, Settings, meaning)`` adds one."""
+class Registry(dict[str, Entry[T]]):
+    """Names and the components they stand for; a name that is not there is refused with a hint.
+
+    ``@REGISTRY.add("name", Settings, "meaning")`` above a class or function registers it; one without settings has ``meaning=`` alone.
+    """
 
     def __init__(self, what: str) -> None:
+        super().__init__()
         self.what = what
-        self.entries: dict[str, Entry[T]] = {}
 
-    def add(self, name: str, settings: type, meaning: str) -> Callable[[T], T]:
+    def add(self, name: str, settings: type | None = None, meaning: str = "") -> Callable[[T], T]:
         def keep(make: T) -> T:
-            if name in self.entries:
+            if name in self:
                 raise InvalidConfig(f"There is a {self.what} named {name!r} already. Choose another name", name=name)
-            self.entries[name] = Entry(name, make, settings, meaning)
+            self[name] = Entry(name, make, settings, meaning)
             return make
 
         return keep
 
-    def __getitem__(self, name: str) -> Entry[T]:
-        try:
-            return self.entries[name]
-        except KeyError:
-            raise InvalidConfig(f"There is no {self.what} named {name!r}. {did_you_mean(name, list(self.entries))}", name=name) from None
-
-    def __iter__(self) -> Iterator[Entry[T]]:
-        return iter(self.entries[name] for name in sorted(self.entries))
+    def __missing__(self, name: str) -> NoReturn:
+        raise InvalidConfig(f"There is no {self.what} named {name!r}. {did_you_mean(name, list(self))}", name=name)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from fedloom.core.errors import InvalidConfig, InvalidData
-from fedloom.core.registry import did_you_mean
+from fedloom.core.registry import Registry
 from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.maths.partition import stratified_holdout
@@ -63,12 +63,11 @@ class Dataset:
 
 
 class Source(NamedTuple):
-    """A row of ``DATASETS``."""
+    """How a data set is read."""
 
     reader: Callable[[Path, int], Dataset]  # (its place on disk, side in pixels for sets that are resized)
-    meaning: str
-    place: str  # below the data folder; "" = the data folder itself
-    archive: str  # the published file to unpack there; "" = none
+    place: str = ""  # below the data folder; "" = the data folder itself
+    archive: str = ""  # the published file to unpack there; "" = none
 
 
 # -- CIFAR: pickled dictionaries of arrays -------------------------------------------------------------
@@ -309,17 +308,17 @@ def read_sites(place: Path, image_size: int) -> Dataset:
 
 # -- the table ------------------------------------------------------------------------------------------
 
-DATASETS: dict[str, Source] = {
-    "digits": Source(read_digits, "8 x 8 handwritten digits, 10 classes, included: nothing to download", "", ""),
-    "cifar10": Source(read_cifar10, "32 x 32 photographs, 10 classes", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
-    "cifar100": Source(read_cifar100, "32 x 32 photographs, 100 classes", "cifar-100-python", "cifar-100-python.tar.gz"),
-    "cinic10": Source(read_cinic10, "32 x 32 photographs, 10 classes, from CIFAR-10 and ImageNet", "CINIC-10", "CINIC-10.tar.gz"),
-    "tinyimagenet": Source(read_tinyimagenet, "64 x 64 photographs, 200 classes", "tiny-imagenet-200", "tiny-imagenet-200.zip"),
-    "folder": Source(read_folder, "your own images: one folder per class", "", ""),
-    "sites": Source(
-        read_sites, "the members' own images: a folder per member, with a folder per class in it (with split.rule=members)", "", ""
-    ),
-}
+DATASETS: Registry[Source] = Registry("data set")
+for _name, _meaning, _source in (
+    ("digits", "8 x 8 handwritten digits, 10 classes, included: nothing to download", Source(read_digits)),
+    ("cifar10", "32 x 32 photographs, 10 classes", Source(read_cifar10, "cifar-10-batches-py", "cifar-10-python.tar.gz")),
+    ("cifar100", "32 x 32 photographs, 100 classes", Source(read_cifar100, "cifar-100-python", "cifar-100-python.tar.gz")),
+    ("cinic10", "32 x 32 photographs, 10 classes, from CIFAR-10 and ImageNet", Source(read_cinic10, "CINIC-10", "CINIC-10.tar.gz")),
+    ("tinyimagenet", "64 x 64 photographs, 200 classes", Source(read_tinyimagenet, "tiny-imagenet-200", "tiny-imagenet-200.zip")),
+    ("folder", "your own images: one folder per class", Source(read_folder)),
+    ("sites", "the members' own images: a folder per member, with a folder per class in it (with split.rule=members)", Source(read_sites)),
+):
+    DATASETS.add(_name, meaning=_meaning)(_source)
 
 
 @dataclass(frozen=True)
@@ -334,10 +333,7 @@ class DataSettings:
 
 def read(settings: DataSettings) -> Dataset:
     """Read the data set that the settings name."""
-    if settings.name not in DATASETS:
-        hint = did_you_mean(settings.name, list(DATASETS))
-        raise InvalidConfig(f"There is no data set named {settings.name!r}. {hint}", name=settings.name)
-    source = DATASETS[settings.name]
+    source = DATASETS[settings.name].make
     place = Path(settings.folder) / source.place
     if settings.name != "digits" and not place.is_dir():
         cure = (

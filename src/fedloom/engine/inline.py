@@ -11,6 +11,7 @@ from fedloom.core.client_site import ClientData
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Method
 from fedloom.core.settings import setting
+from fedloom.engine.base import ENGINES
 from fedloom.engine.visit import ClientRecords, visit
 
 
@@ -22,6 +23,7 @@ class InlineSettings:
     )
 
 
+@ENGINES.add("inline", InlineSettings, "all clients in this process, one after the other")
 class InlineLink:
     """A client exists in memory only while it answers."""
 

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection
 
-from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Method, State
-
-
-class Link(Protocol):
-    """A way to reach clients. An engine is a link."""
-
-    @property
-    def at_once(self) -> int:
-        """How many clients it keeps busy."""
-
-    def clients(self) -> Sequence[str]: ...
-
-    def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
-        """Reports of the clients that answered; fewer than asked for is no error."""
+from fedloom.engine.base import Link
 
 
 def run_rounds(method: Method[State], link: Link, state: State, after_round: Callable[[State], None]) -> State:

@@ -25,6 +25,7 @@ from safetensors.numpy import load_file, save_file
 from fedloom.core.errors import ClientFailed, FedloomError, one_line
 from fedloom.core.messages import Arrays, Instruction, Report, frozen
 from fedloom.core.settings import setting
+from fedloom.engine.base import ENGINES
 from fedloom.engine.visit import ClientRecords, Simulation, Visited, visit
 
 Place = tuple[Path, tuple[str, ...]]  # a file with arrays, and their names in order
@@ -56,6 +57,7 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
             connection.send(said)
 
 
+@ENGINES.add("processes", ProcessesSettings, "several clients at once, in processes of this machine; the same numbers")
 class ProcessesLink:
     def __init__(
         self, clients: Sequence[str], records: ClientRecords, workers: Sequence[Connection], stage: Callable[[str, str], None] | None = None

@@ -20,6 +20,7 @@ from fedloom.core.errors import ClientFailed, FedloomError, InvalidConfig, one_l
 from fedloom.core.hardware import Hardware
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.settings import setting
+from fedloom.engine.base import ENGINES
 from fedloom.engine.visit import ClientRecords, Simulation, Visited, visit
 
 ENVIRONMENT = {  # before Ray is imported
@@ -55,6 +56,7 @@ class Worker:
         return visit(self._method, whole, self._data_of(instruction.client), memory, hardware)
 
 
+@ENGINES.add("ray", RaySettings, "clients spread over processes, GPUs and machines by Ray; the same numbers (extra ray)")
 class RayLink:
     def __init__(
         self, clients: Sequence[str], records: ClientRecords, workers: Sequence[Any], stage: Callable[[str, str], None] | None = None

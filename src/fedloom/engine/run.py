@@ -11,7 +11,8 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun
 from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, Ledger, LedgerEntry, RunResult
-from fedloom.engine.loop import Link, run_rounds, say_farewell
+from fedloom.engine.base import Link
+from fedloom.engine.loop import run_rounds, say_farewell
 from fedloom.engine.store import Spent, Store
 from fedloom.spaces.base import SearchSpace
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import config
-from fedloom.config import ENGINES, RunSettings, Settings
+from fedloom.config import RunSettings, Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.hardware import HardwareSettings
 from fedloom.core.settings import setting
 from fedloom.data.members import blank, unlabelled
 from fedloom.data.readers import Dataset
+from fedloom.engine.base import ENGINES
 from fedloom.files import write_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site

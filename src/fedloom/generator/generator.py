@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.registry import did_you_mean
 from fedloom.generator.denoiser import SIGMA_MAX, SIGMA_MIN, Denoiser, DenoiserSettings, expectation
 from fedloom.generator.features import FeatureExtractor
 from fedloom.generator.paper.predictor import PaperTaskPredictor
@@ -115,9 +114,8 @@ class AnyGenerator(ABC):
 
     def sampled_by(self, sampler: str = "", steps: int = 0) -> Self:
         """The same with another sampler ("" is its own) and number of steps (0 is the sampler's own)."""
-        if sampler and sampler not in SAMPLERS:
-            raise InvalidConfig(f"There is no sampler named {sampler!r}. {did_you_mean(sampler, list(SAMPLERS))}", name=sampler)
-        return replace(self, sampler=sampler or self.sampler, steps=steps)
+        chosen = SAMPLERS[sampler or self.sampler].name  # refuses an unknown one
+        return replace(self, sampler=chosen, steps=steps)
 
     @torch.no_grad()
     def task(self, images: Tensor, labels: Tensor) -> Tensor | None:
@@ -145,7 +143,7 @@ class AnyGenerator(ABC):
     @torch.no_grad()
     def draw_choices(self, count: int, rng: np.random.Generator, gain: Gain | None = None, strength: float = 0.0) -> Choices:
         """(count, genes), guided by any gain."""
-        levels, denoise, sample = self.levels(), self.denoise(gain, strength), SAMPLERS[self.sampler]
+        levels, denoise, sample = self.levels(), self.denoise(gain, strength), SAMPLERS[self.sampler].make
         guided = denoise if gain is not None and strength else None
         parts = []
         for first in range(0, count, AT_ONCE):

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedloom.core.messages import Array, Arrays
+from fedloom.core.registry import Registry
 
 Rule = Callable[[Sequence[Arrays], Sequence[Arrays], Sequence[float]], dict[str, Array]]
+AVERAGING: Registry[Rule] = Registry("averaging rule")
+WHOLE = ("fedavg", "clipped", "median", "trimmed_mean")  # where everybody trains everything
 
 
-def fedavg(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
-    """sum_i n_i delta_ip / sum_i n_i (McMahan et al., 2017); coverage is not read: what one client trained moves by its share."""
-    return _ratio(updates, _trained_by(updates, []), examples)
-
-
+@AVERAGING.add("coverage", meaning="of every entry the mean over the clients that trained it, weighted by examples")
 def coverage(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     """sum_i n_i m_ip delta_ip / sum_i n_i m_ip with m_ip = [c_ip > 0]: the mean over the clients that trained p.
 
@@ -28,14 +27,22 @@ def coverage(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Se
     return _ratio(updates, _trained(coverage), examples)
 
 
+@AVERAGING.add("coverage_equal", meaning="as coverage, every client counting the same")
 def coverage_equal(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     """As ``coverage`` with every client weighing the same (PerFedRLNAS: divide by the number of clients that hold p)."""
     return _ratio(updates, _trained(coverage), [1.0] * len(updates))
 
 
+@AVERAGING.add("coverage_effort", meaning="as coverage, whoever trained an entry more often counting more")
 def coverage_effort(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     """sum_i n_i c_ip delta_ip / sum_i n_i c_ip: whoever trained p more often weighs more."""
     return _ratio(updates, coverage, examples)
+
+
+@AVERAGING.add("fedavg", meaning="the mean weighted by examples, whatever a client trained")
+def fedavg(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
+    """sum_i n_i delta_ip / sum_i n_i (McMahan et al., 2017); coverage is not read: what one client trained moves by its share."""
+    return _ratio(updates, _trained_by(updates, []), examples)
 
 
 def covered_share(coverage: Arrays, update: Arrays) -> float:
@@ -54,17 +61,20 @@ def moved(weights: Arrays, change: Arrays) -> dict[str, Array]:
 TRIM = 0.2  # share of the clients that is left out at each end
 
 
+@AVERAGING.add("clipped", meaning="as coverage, of updates no longer than the median one, nobody counting more than the median client")
 def clipped(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     """``coverage`` of shortened updates, where nobody weighs more than the median client: examples, too, are only claimed."""
     most = float(np.median(examples))
     return _ratio(_shortened(updates), _trained_by(updates, coverage), [min(count, most) for count in examples])
 
 
+@AVERAGING.add("median", meaning="of every entry the median over the clients that trained it")
 def median(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     """The median over the clients that trained p (Yin et al., ICML 2018); every client counts once."""
     return _trimmed(updates, coverage, lambda count: (count - 1) // 2)
 
 
+@AVERAGING.add("trimmed_mean", meaning="of every entry the mean without the highest and the lowest fifth")
 def trimmed_mean(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     """The mean over the clients that trained p without the ``TRIM`` highest and lowest (Yin et al., ICML 2018); of three or more
     at least one of each is left out. Every client counts once."""
@@ -114,8 +124,3 @@ def _ratio(updates: Sequence[Arrays], weights: Sequence[Arrays], examples: Seque
             weight = weight + share  # compact arrays of different shapes broadcast
         mean[name] = np.divide(total, weight, out=np.zeros_like(total), where=np.broadcast_to(weight > 0, total.shape)).astype(first.dtype)
     return mean
-
-
-RULES = (coverage, coverage_equal, coverage_effort, fedavg, clipped, median, trimmed_mean)
-AVERAGING: dict[str, Rule] = {rule.__name__: rule for rule in RULES}
-WHOLE = {name: AVERAGING[name] for name in ("fedavg", "clipped", "median", "trimmed_mean")}  # where everybody trains everything

@@ -16,15 +16,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fedloom.core.registry import Registry
 from fedloom.maths.sde import score_of
 
 Denoise = Callable[[Tensor, float], Tensor]
 Noise = Callable[[], Tensor]
 Sampler = Callable[[Denoise, Tensor, Sequence[float], Noise], Tensor]
+SAMPLERS: Registry[Sampler] = Registry("sampler")
 
 SIGNAL_TO_NOISE = 0.16  # of a Langevin step; Song et al. and DiffusionNAG for this SDE
 
 
+@SAMPLERS.add("dpm", meaning="DPM-Solver++(2M), without noise: the fewest steps")
 def dpm_solver_2m(denoise: Denoise, x: Tensor, sigmas: Sequence[float], noise: Noise) -> Tensor:
     """DPM-Solver++(2M) (Lu et al., 2022, Algorithm 2, alpha = 1) on the probability-flow ODE; ``noise`` is not used."""
     predictions = _Extrapolated(denoise, sigmas)
@@ -34,6 +37,7 @@ def dpm_solver_2m(denoise: Denoise, x: Tensor, sigmas: Sequence[float], noise: N
     return x
 
 
+@SAMPLERS.add("dpm_sde", meaning="the same with noise: more diverse at few steps")
 def dpm_solver_2m_sde(denoise: Denoise, x: Tensor, sigmas: Sequence[float], noise: Noise) -> Tensor:
     """SDE-DPM-Solver++(2M): the same on the reverse SDE, so that errors are forgotten; more diverse at few steps."""
     predictions = _Extrapolated(denoise, sigmas)
@@ -65,6 +69,7 @@ class _Extrapolated:
         return now + half * (now - before)
 
 
+@SAMPLERS.add("sde", meaning="Euler-Maruyama on the reverse SDE: the papers', in many steps")
 def euler_maruyama(denoise: Denoise, x: Tensor, sigmas: Sequence[float], noise: Noise) -> Tensor:
     """Reverse VE-SDE, x <- x + g^2 s dt + g sqrt(dt) z with g^2 dt = sigma_i^2 - sigma_{i+1}^2; the last step adds no noise."""
     last = len(sigmas) - 2
@@ -75,6 +80,7 @@ def euler_maruyama(denoise: Denoise, x: Tensor, sigmas: Sequence[float], noise: 
     return x
 
 
+@SAMPLERS.add("pc", meaning="predictor-corrector: a Langevin step before each of those")
 def predictor_corrector(denoise: Denoise, x: Tensor, sigmas: Sequence[float], noise: Noise) -> Tensor:
     """Song et al. (2021, Algorithm 2), as in DiffusionNAG: at every level one Langevin step, then one Euler-Maruyama step.
 
@@ -104,6 +110,3 @@ def _langevin(denoise: Denoise, x: Tensor, sigma: float, z: Tensor) -> Tensor:
 
 def _mean_norm(x: Tensor) -> Tensor:
     return torch.sqrt(x.flatten(1).square().sum(dim=1)).mean()
-
-
-SAMPLERS: dict[str, Sampler] = {"dpm": dpm_solver_2m, "dpm_sde": dpm_solver_2m_sde, "sde": euler_maruyama, "pc": predictor_corrector}

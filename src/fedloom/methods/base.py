@@ -67,7 +67,7 @@ class AveragingMethod(FederatedMethod[Shared]):
             return after
         coverage = [report.arrays["coverage"] for report in reports] if "coverage" in self.uploads else []
         examples = [float(report.facts["examples"]) for report in reports]
-        mean = AVERAGING[self.settings.averaging]([report.arrays["update"] for report in reports], coverage, examples)
+        mean = AVERAGING[self.settings.averaging].make([report.arrays["update"] for report in reports], coverage, examples)
         return replace(after, weights=frozen(moved(state.weights, mean)))
 
 

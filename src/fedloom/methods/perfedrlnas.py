@@ -172,7 +172,7 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         """The paper's: subnets padded to the supernet, every entry averaged over those that hold it, others unchanged."""
         updates = [(self.drawn(state, report.client), report.arrays["update"]) for report in reports]
         examples = [float(report.facts["examples"]) for report in reports]
-        return self.tools.combined(state.weights, updates, examples, AVERAGING[self.settings.averaging])
+        return self.tools.combined(state.weights, updates, examples, AVERAGING[self.settings.averaging].make)
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:

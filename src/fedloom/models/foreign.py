@@ -23,7 +23,8 @@ from fedloom.models.personal import LARGE
 from fedloom.models.supernet_weights import CLASSIFIER, header, save_weights
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, make_supernet
-from fedloom.supernets.foreign import PUBLIC, PublicNetwork
+from fedloom.supernets.foreign import PUBLIC
+from fedloom.supernets.foreign.base import PublicNetwork
 from fedloom.supernets.foreign.state_dict import Checkpoint, read_state, some
 
 MOMENT = re.compile(r"\.running_(mean|var)$")
@@ -49,7 +50,7 @@ def import_weights(space: str, path: Path, overrides: Sequence[str], size: int, 
     SPACES[space]  # refuses an unknown name
     if space not in PUBLIC:
         raise InvalidConfig(f"There is no public network to import into {space!r}. {did_you_mean(space, list(PUBLIC))}")
-    public = PUBLIC[space]
+    public = PUBLIC[space].make
     settings = _settings(space, public, overrides)
     if header(path):
         raise InvalidData(f"{path} is a file of Fedloom already. Give import-weights a checkpoint of the public network")

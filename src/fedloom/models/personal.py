@@ -25,7 +25,7 @@ Facts = Mapping[str, Any]
 def supernet_of(facts: Facts) -> Supernet[Any]:
     """The supernet that a description names; KeyError, TypeError or ValueError where it names none."""
     space = facts["space"]
-    if space not in SPACES.entries:
+    if space not in SPACES:
         raise ValueError(f"it is of the search space {space!r}, which is unknown here; one of your own is found with --plugin FILE")
     try:
         settings = config.from_table({"space": space, space: facts["settings"]}).components[space]

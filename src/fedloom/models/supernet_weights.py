@@ -142,7 +142,7 @@ def _normalisation_remark(facts: Mapping[str, Any], mean: Sequence[float], std: 
 def _cure(theirs: Supernet[Any], supernet: Supernet[Any]) -> str:
     """For weights of another instance: another import, if what differs is only what an import cuts them for, or else other settings."""
     name, there, here = supernet.space.name, asdict(theirs.space.settings), asdict(supernet.space.settings)
-    public, image = PUBLIC.get(name), supernet.space.image
+    public, image = PUBLIC[name].make if name in PUBLIC else None, supernet.space.image
     differing = {key for key in here if there[key] != here[key]}
     if public and differing <= set(public.cut_for) and theirs.space.image.channels == image.channels:
         original = asdict(public.settings)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom import config
 from fedloom.core.errors import DamagedRun, FedloomError
+from fedloom.engine.base import ENGINES
 from fedloom.engine.store import read_result
 from fedloom.methods.base import METHODS
 from fedloom.report.reading import flat_settings, read_method, split_bytes
@@ -66,12 +66,11 @@ def _same_split(folder: Path, place: Path, mine: Mapping[str, Any], theirs: Mapp
 def _baseline(mine: Mapping[str, Any], places: Sequence[Path], folder: Path) -> Baseline:
     place = places[0]
     result, theirs = read_result(place), flat_settings(place)
-    methods = {entry.name for entry in METHODS}
-    spaces = {entry.name for entry in SPACES} - {mine["space"]}
+    others = {*METHODS, *SPACES, *ENGINES} - {mine["space"]}
     differs = tuple(
         f"{key} ({plain(value, 40)} there, {plain(mine.get(key), 40)} here)"
         for key, value in theirs.items()
-        if value != mine.get(key) and key not in NO_DIFFERENCE and key.partition(".")[0] not in {*methods, *spaces, *config.ENGINES}
+        if value != mine.get(key) and key not in NO_DIFFERENCE and key.partition(".")[0] not in others
     )
     shown = str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else str(place)
     accuracies = {row["name"]: row["test_accuracy"] for row in result["clients"]}

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedloom.core.architecture import Architecture
+from fedloom.core.registry import Registry
 from fedloom.spaces.base import SearchSpace
 
 Numbers = npt.NDArray[np.float64]
@@ -23,7 +24,7 @@ class Surrogate(Protocol):
 # genes and scores that are not finite; the order of rows does not matter.
 Fit = Callable[[Numbers, Numbers], Surrogate]
 
-SURROGATES: dict[str, Fit] = {}
+SURROGATES: Registry[Fit] = Registry("surrogate")
 
 
 def predicted(

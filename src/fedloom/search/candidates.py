@@ -92,7 +92,7 @@ class Candidates:
             return found
         with self.clock("surrogate"):
             scores = [member.score.accuracy for member in population]
-            predictions = predicted(self.space, SURROGATES[self.surrogate], members, scores, found)
+            predictions = predicted(self.space, SURROGATES[self.surrogate].make, members, scores, found)
             chosen = choose(found, members, predictions, self.offspring)
             of = dict(zip(found, predictions.tolist(), strict=True))
             self._predicted = {architecture: of[architecture] for architecture in chosen}

@@ -43,6 +43,7 @@ class RadialBasis:
         return np.asarray(self.interpolant(np.asarray(encodings, float)[:, self.columns]), float)
 
 
+@SURROGATES.add("rbf", meaning="radial basis functions through the population's scores")
 def fit_rbf(encodings: Numbers, scores: Numbers) -> Surrogate:
     """Cubic with a linear tail where there are more points than the tail has coefficients; else linear with a constant tail, which
     any two points determine; the mean where there is only one."""
@@ -85,6 +86,3 @@ def independent(points: Numbers) -> npt.NDArray[np.intp]:
             basis = np.vstack([basis, rest / length])
             kept.append(column)
     return np.array(kept, dtype=np.intp)
-
-
-SURROGATES["rbf"] = fit_rbf

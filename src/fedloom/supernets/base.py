@@ -214,6 +214,6 @@ SUPERNETS: Registry[Callable[..., Supernet[Any]]] = Registry("supernet")
 
 def make_supernet(name: str, space_settings: Any, image: ImageShape) -> Supernet[Any]:
     space = SPACES[name].make(space_settings, image)
-    if name not in SUPERNETS.entries:
+    if name not in SUPERNETS:
         raise InvalidConfig(f"The space {name} has no supernet. Name the file that adds it, too, among the plugins", name=name)
     return SUPERNETS[name].make(space)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.core.errors import InvalidConfig
-from fedloom.core.registry import did_you_mean
 from fedloom.methods.base import METHODS
 from fedloom.plugins import full_name
 from fedloom.search.base import SURROGATES
@@ -50,9 +48,7 @@ def space_tests(plugin: str, name: str, image: ImageShape = IMAGE) -> type:
 def surrogate_tests(plugin: str, name: str) -> type:
     """Tests of a surrogate."""
     with plugged(_beside_the_test(plugin)):
-        if name not in SURROGATES:
-            raise InvalidConfig(f"There is no surrogate named {name!r}. {did_you_mean(name, list(SURROGATES))}", name=name)
-        case = pytest.param(SURROGATES[name], id=name)
+        case = pytest.param(SURROGATES[name].make, id=name)
     return type("TestSurrogate", (SurrogateContract,), {"fit": surrogates([case])})
 
 

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.registry import Entry
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 
@@ -62,10 +63,11 @@ def tiny_settings(kind: type) -> Any:
 
 
 def _tables() -> Iterator[str]:
-    for entry in (*SPACES, *METHODS):
+    entries: list[Entry[Any]] = [*SPACES.values(), *METHODS.values()]
+    for entry in entries:
         tiny = tiny_settings(entry.settings)
         yield _table(entry.name, {item.name: getattr(tiny, item.name) for item in fields(tiny) if getattr(tiny, item.name) != item.default})
-    for method in METHODS:
+    for method in METHODS.values():
         space = {"space": method.make.spaces[0]} if method.make.spaces else {}
         if needs := {**space, **method.make.tiny_needs}:
             yield _table(f"when.{method.name}", needs)

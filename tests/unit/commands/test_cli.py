@@ -18,14 +18,14 @@ import fedloom
 from fedloom import config, files
 from fedloom.assemble import simulation as assemble
 from fedloom.commands import runs, terminal
+from fedloom.commands.spaces import REGISTRIES
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
-from fedloom.data.readers import DATASETS, read
+from fedloom.data.readers import read
 from fedloom.data.splits import Federation, Split
-from fedloom.methods.base import METHODS
 from fedloom.models import load_model
-from fedloom.spaces.base import SPACES, ImageShape
+from fedloom.spaces.base import ImageShape
 from fedloom.supernets.base import make_supernet
 from fedloom.supernets.elastic import Statistics
 from support.checks import Fedloom, check_refused, everything, flip_last_byte
@@ -126,13 +126,7 @@ def test_a_run_without_its_ledger_is_not_resumed(fedloom_: Fedloom, finished_run
     assert everything(finished_run) == before
 
 
-THINGS = {
-    "methods": [entry.name for entry in METHODS],
-    "spaces": [entry.name for entry in SPACES],
-    "datasets": list(DATASETS),
-    "presets": list(config.presets()),
-    "engines": list(config.ENGINES),
-}
+THINGS = {**{title: list(registry) for title, registry in REGISTRIES.items()}, "presets": list(config.presets())}
 
 
 @pytest.mark.parametrize("what", THINGS)

@@ -332,7 +332,7 @@ def test_digits() -> None:
 
 @pytest.mark.parametrize("name", [name for name in readers.DATASETS if name != "digits"])
 def test_a_missing_set_says_where_to_put_it(tmp_path: Path, name: str) -> None:
-    source = readers.DATASETS[name]
+    source = readers.DATASETS[name].make
     with pytest.raises(InvalidData) as caught:
         read_from(name, tmp_path / "nowhere")
     assert str(tmp_path / "nowhere" / source.place) in str(caught.value)

@@ -131,7 +131,7 @@ def distance(network: PaperScoreNetwork) -> float:
     """Largest total variation, over tokens, between the symbols of samples and of the data."""
     noise = normal(1000, 3, 3, seed=1)
     with torch.no_grad():
-        x = SAMPLERS["dpm"](network.denoise, network.start(noise()), ve_levels(0.1, 5.0, 15), noise)
+        x = SAMPLERS["dpm"].make(network.denoise, network.start(noise()), ve_levels(0.1, 5.0, 15), noise)
     symbols = x.masked_fill(~MASK, -torch.inf).argmax(-1)
     shares = torch.stack([(symbols == symbol).float().mean(0) for symbol in range(3)], 1)
     return ((shares - SHARES).abs().sum(1) / 2).max().item()

@@ -23,7 +23,7 @@ COUNTS = [{"w": np.array([1, 2, 3, 0])}, {"w": np.array([1, 0, 1, 0])}]
     ],
 )
 def test_by_hand(rule: str, expected: list[float]) -> None:
-    mean = AVERAGING[rule](UPDATES, COUNTS, EXAMPLES)
+    mean = AVERAGING[rule].make(UPDATES, COUNTS, EXAMPLES)
     assert list(mean) == ["w"]
     assert mean["w"].dtype == np.float32
     assert mean["w"].tolist() == expected
@@ -87,7 +87,7 @@ def test_numbers_of_clients_must_agree() -> None:
 def test_the_rules_are_known_by_their_names() -> None:
     rules = {"fedavg": fedavg, "coverage": coverage, "coverage_equal": coverage_equal, "coverage_effort": coverage_effort}
     robust = {"clipped": clipped, "median": median, "trimmed_mean": trimmed_mean}
-    assert {**rules, **robust} == AVERAGING
+    assert {**rules, **robust} == {name: entry.make for name, entry in AVERAGING.items()}
 
 
 def test_robust_rules_by_hand() -> None:

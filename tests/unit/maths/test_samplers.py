@@ -109,7 +109,7 @@ def test_every_sampler_recovers_a_gaussian(name: str) -> None:
         return mean + (x - mean) @ gain.T
 
     noise = normal((COUNT, 2))
-    x = SAMPLERS[name](denoise, prior(noise(), 20.0), levels(name), noise)
+    x = SAMPLERS[name].make(denoise, prior(noise(), 20.0), levels(name), noise)
     torch.testing.assert_close(x.mean(0), mean, atol=0.03, rtol=0)
     torch.testing.assert_close(x.T.cov(), covariance, atol=0.05, rtol=0)
 
@@ -123,6 +123,6 @@ def test_every_sampler_recovers_the_share_of_two_points(name: str) -> None:
         return torch.tanh(x / sigma**2 + 0.5 * math.log(share / (1 - share)))
 
     noise = normal((COUNT, 1))
-    x = SAMPLERS[name](denoise, prior(noise(), 20.0), levels(name), noise)
+    x = SAMPLERS[name].make(denoise, prior(noise(), 20.0), levels(name), noise)
     assert (x > 0).double().mean().item() == pytest.approx(share, abs=0.015)
     torch.testing.assert_close(x.abs(), torch.ones_like(x), atol=0.15, rtol=0)

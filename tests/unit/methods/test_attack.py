@@ -72,7 +72,7 @@ def accuracy_after(digits: Digits, rule: str, liars: Sequence[int], claimed: flo
         updates = [learned(weights, *own) for own in digits.clients]
         updates = [backwards(update) if client in liars else update for client, update in enumerate(updates)]
         examples = [claimed if client in liars else float(len(own[1])) for client, own in enumerate(digits.clients)]
-        mean = AVERAGING[rule](updates, [everything] * 10, examples)
+        mean = AVERAGING[rule].make(updates, [everything] * 10, examples)
         weights = {name: array + mean[name] for name, array in weights.items()}
     images, labels = digits.test
     return float(((images @ weights["w"] + weights["b"]).argmax(1) == labels).mean())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,8 +173,13 @@ def test_the_surrogate_learns_from_the_population_as_it_is_now(
 ) -> None:
     """Algorithm 1, lines 12-14 and 20: each iteration fits the population that the iteration before left."""
     fitted: list[tuple[np.ndarray, np.ndarray]] = []
-    fit = perfedsde.SURROGATES["rbf"]
-    monkeypatch.setitem(perfedsde.SURROGATES, "rbf", lambda points, scores: (fitted.append((points, scores)), fit(points, scores))[1])
+    entry = perfedsde.SURROGATES["rbf"]
+
+    def listen(points: np.ndarray, scores: np.ndarray) -> Any:
+        fitted.append((points, scores))
+        return entry.make(points, scores)
+
+    monkeypatch.setitem(perfedsde.SURROGATES, "rbf", replace(entry, make=listen))
     played = Played(tiny("perfedsde.iterations=3", "participants=1"))
     with overheard(played.method) as secrets:
         (answer,) = played.round()

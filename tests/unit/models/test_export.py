@@ -60,7 +60,7 @@ def described(space: str, settings: Any, image: ImageShape, architecture: str) -
 
 def cases() -> Iterator[Any]:
     """Every space in every format; a transformer takes ten seconds to translate, so that one is for `make slow`."""
-    for entry in SPACES:
+    for entry in SPACES.values():
         marks = [pytest.mark.slow] if entry.name == "nasvit" else []
         yield pytest.param((entry.name, tuple(FORMATS)), marks=marks, id=entry.name)
 

@@ -38,7 +38,7 @@ def test_public_weights_arrive_bit_for_bit(fedloom_: Fedloom, tmp_path: Path, sp
     torch.save(state, tmp_path / "theirs.pth")
     outcome = fedloom_("import-weights", space, "theirs.pth", *overrides(space), "--size", 8, "--out", "ours.safetensors")
     counters = sum(key.endswith("num_batches_tracked") for key in state)
-    table = PUBLIC[space].table(supernet)
+    table = PUBLIC[space].make.table(supernet)
     assert outcome.code == 0 and f"{len(table)} tensors taken" in outcome.out and "unexpected" not in outcome.out
     assert not counters or f"{counters} keys left over as expected: num_batches_tracked" in outcome.out
 
@@ -52,7 +52,7 @@ def test_public_weights_arrive_bit_for_bit(fedloom_: Fedloom, tmp_path: Path, sp
         whole, _, row = theirs.partition("#")
         sent = state[whole][tuple(map(int, row.split(",")))] if row else state[whole]
         assert torch.equal(known[ours].flatten(), sent.flatten()), ours
-    label = PUBLIC[space].source.replace("{width}", str(getattr(supernet.space.settings, "width", "")))
+    label = PUBLIC[space].make.source.replace("{width}", str(getattr(supernet.space.settings, "width", "")))
     assert read_arrays(tmp_path / "ours.safetensors")[1]["source"] == label and label in outcome.out
 
 
@@ -63,7 +63,7 @@ def test_an_imported_subnet_can_be_exported(fedloom_: Fedloom, tmp_path: Path, s
     outcome = fedloom_("export", "ours.safetensors", "--architecture", "smallest")
     assert outcome.code == 0 and outcome.out.startswith("ours-smallest.safetensors: ")
     network, facts = load_model(tmp_path / "ours-smallest.safetensors")
-    assert facts["classes"] == ["0", "1", "2", "3", "4"] and facts["mean"] == list(PUBLIC[space].mean)
+    assert facts["classes"] == ["0", "1", "2", "3", "4"] and facts["mean"] == list(PUBLIC[space].make.mean)
 
     supernet, weights, statistics = load_supernet(tmp_path / "ours.safetensors")
     smallest = supernet.space.named["smallest"]
@@ -240,7 +240,7 @@ def test_two_operations_leave_the_other_six_over_as_expected(fedloom_: Fedloom, 
     outcome = fedloom_("import-weights", "darts", "theirs.pth", *overrides("darts"), "darts.operations=s2", "--size", 8)
     assert outcome.code == 0 and f"2 keys left over, and unexpected: {', '.join(sorted(stray))}\n" in outcome.out
     taken, *expected, _ = (int(line.split()[0]) for line in outcome.out.splitlines()[1:])
-    assert taken < len(PUBLIC["darts"].table(supernet)) and taken + sum(expected) == len(state)
+    assert taken < len(PUBLIC["darts"].make.table(supernet)) and taken + sum(expected) == len(state)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_shapes_that_hold_the_same_numbers(one: tuple[int, ...], other: tuple[in
 
 def test_every_public_name_of_the_original_instance() -> None:
     """Counted on the public code: 475 entries, 64 of them counters of batches."""
-    public = PUBLIC["mobilenetv3"]
+    public = PUBLIC["mobilenetv3"].make
     table = public.table(make_supernet("mobilenetv3", public.settings, ImageShape(3, 224, 1000)))
     assert len(table) == len(set(table.values())) == 411
     assert table["stage5.block4.depth.to_five"] == "blocks.20.conv.depth_conv.conv.7to5_matrix"
@@ -272,7 +272,7 @@ def test_the_how_to_page(fedloom_: Fedloom, tmp_path: Path) -> None:
     """Its commands and its snippet, with the original instance at its full size and random weights."""
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "foreign-weights.md").read_text()
     first, _, _ = re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL)  # the second needs a user's own settings
-    supernet = make_supernet("mobilenetv3", PUBLIC["mobilenetv3"].settings, ImageShape(3, 224, 1000))
+    supernet = make_supernet("mobilenetv3", PUBLIC["mobilenetv3"].make.settings, ImageShape(3, 224, 1000))
     torch.save({"state_dict": public_state("mobilenetv3", supernet)}, tmp_path / "ofa_mbv3_d234_e346_k357_w1.0")
     for command in first.splitlines():
         assert fedloom_(*shlex.split(command.removeprefix("$ fedloom "))).code == 0, command

@@ -134,7 +134,7 @@ def test_a_resume_needs_the_weights_file_no_more(
 
 def test_nasvit_is_imported_for_the_instance_of_the_run(fedloom_: Fedloom, tmp_path: Path) -> None:
     """The refusal's command is the how-to page's, and its outcome fits."""
-    public = PUBLIC["nasvit"]
+    public = PUBLIC["nasvit"].make
     torch.save(foreign.public_state("nasvit", make_supernet("nasvit", public.settings, ImageShape(3, 224, 10))), tmp_path / "theirs.pth")
     assert fedloom_("import-weights", "nasvit", "theirs.pth").code == 0
     run = make_supernet("nasvit", SPACES["nasvit"].settings(), ImageShape(3, 32, 10))
@@ -161,6 +161,6 @@ def test_weights_that_do_not_fit_a_run(fedloom_: Fedloom, tiny_file: Path, tmp_p
     refused(InvalidData, (f"weights={tiny_file}",), "no weights file of Fedloom", "import-weights")
     weights_file(channels=3)
     refused(InvalidConfig, ("weights=start.safetensors",), "stem.conv.weight", "(8, 3, 3, 3) there and (8, 1, 3, 3) here", "3 channels")
-    others = [entry.name for entry in SPACES if entry.name != "mobilenetv3"]
+    others = [name for name in SPACES if name != "mobilenetv3"]
     for other in others[:1]:
         refused(InvalidConfig, ("weights=start.safetensors", f"space={other}", "method=fedavg"), "Set space=mobilenetv3")

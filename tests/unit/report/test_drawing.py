@@ -69,7 +69,7 @@ def check_sound(picture: str) -> ET.Element:
 # -- every space -------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[entry.name for entry in SPACES])
+@pytest.fixture(params=list(SPACES))
 def space(request: pytest.FixtureRequest) -> SearchSpace:
     return SPACES[request.param].make(SPACES[request.param].settings(), IMAGE)
 

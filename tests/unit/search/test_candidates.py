@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -251,7 +252,7 @@ def test_the_rank_correlation_is_the_mean_over_iterations_in_which_it_exists(mon
         def predict(self, encodings: np.ndarray) -> np.ndarray:
             return -np.arange(len(encodings), dtype=float)
 
-    monkeypatch.setitem(module.SURROGATES, "rbf", lambda points, scores: Model())
+    monkeypatch.setitem(module.SURROGATES, "rbf", replace(module.SURROGATES["rbf"], make=lambda points, scores: Model()))
     looking = make("random", surrogate="rbf", offspring=3, count=5)
     population = population_of(3)
     for accuracies in ([0.3, 0.2, 0.1], [0.1, 0.2, 0.3], [0.3, 0.1, 0.2], [0.2, 0.2, 0.2]):

@@ -194,4 +194,4 @@ def test_choose(candidates: Any, known: Any, predictions: Any, count: int, chose
 
 
 def test_every_surrogate_is_known_by_name() -> None:
-    assert list(SURROGATES) == ["rbf"] and SURROGATES["rbf"] is fit_rbf
+    assert list(SURROGATES) == ["rbf"] and SURROGATES["rbf"].make is fit_rbf

@@ -33,7 +33,7 @@ BATCH = 8
 KEYS = [item.name for item in fields(BudgetSettings)]
 
 
-@pytest.fixture(params=[entry.name for entry in SPACES])
+@pytest.fixture(params=list(SPACES))
 def space(request: pytest.FixtureRequest) -> SearchSpace:
     return SPACES[request.param].make(SPACES[request.param].settings.tiny(), IMAGE)
 

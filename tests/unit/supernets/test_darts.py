@@ -26,9 +26,9 @@ from support.darts import PublishedNetwork, Reduce, one_hot, published, random_s
 def test_foreign_weights_give_the_logits_of_the_published_network(cells: int, size: int) -> None:
     supernet = DARTSSupernet(space_of(3, size, 1, DARTSSettings(channels=4, cells=cells)))
     network = PublishedNetwork(4, cells, 1, 3)
-    state, table = random_state(network), PUBLIC["darts"].table(supernet)
+    state, table = random_state(network), PUBLIC["darts"].make.table(supernet)
     assert len(set(table.values())) == len(table)
-    assert all(re.search(PUBLIC["darts"].expected_leftovers(supernet), key) for key in set(state) - set(table.values()))
+    assert all(re.search(PUBLIC["darts"].make.expected_leftovers(supernet), key) for key in set(state) - set(table.values()))
     assert set(table.values()) <= set(state)
     weights = {name: state[table[name]] for name in supernet.shapes}
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == supernet.shapes
@@ -52,13 +52,13 @@ def test_foreign_weights_give_the_logits_of_the_published_network(cells: int, si
 
 
 def test_the_public_network_in_numbers() -> None:
-    supernet = DARTSSupernet(space_of(base=PUBLIC["darts"].settings))
-    table = PUBLIC["darts"].table(supernet)
+    supernet = DARTSSupernet(space_of(base=PUBLIC["darts"].make.settings))
+    table = PUBLIC["darts"].make.table(supernet)
     assert len(table) == len(supernet.shapes) + 2 * 929
     assert table["cell3.input0_to_node1.skip_connect.halve.odd.weight"] == "cells.2._ops.0._ops.3.conv_2.weight"
     assert table["cell1.node3_to_node4.max_pool_3x3.norm.running_var"] == "cells.0._ops.13._ops.1.1.running_var"
     assert table["cell4.input0.halve.even.weight"] == "cells.3.preprocess0.conv_1.weight"
-    two = PUBLIC["darts"].table(DARTSSupernet(space_of(operations="s2")))
+    two = PUBLIC["darts"].make.table(DARTSSupernet(space_of(operations="s2")))
     assert two.items() <= table.items() and len(two) < len(table)
 
 

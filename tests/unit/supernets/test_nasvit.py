@@ -71,11 +71,11 @@ def test_imported_weights_compute_the_published_network(space: NASViT) -> None:
 def test_every_public_key_is_used_or_left_over_by_design() -> None:
     space = narrow()
     supernet = NASViTSupernet(space)
-    parts, table = PUBLIC["nasvit"].split(public_state(space), supernet), PUBLIC["nasvit"].table(supernet)
+    parts, table = PUBLIC["nasvit"].make.split(public_state(space), supernet), PUBLIC["nasvit"].make.table(supernet)
     assert set(supernet.shapes) <= set(table) and set(table.values()) <= set(parts)
     assert len(set(table.values())) == len(table)
     left = set(parts) - set(table.values())
-    assert [key for key in left if not re.search(PUBLIC["nasvit"].expected_leftovers(supernet), key)] == []
+    assert [key for key in left if not re.search(PUBLIC["nasvit"].make.expected_leftovers(supernet), key)] == []
     # Only blocks after the first of a stage, and those whose widths coincide in this instance, have idle shortcuts.
     idle = {key for key in left if ".shortcut." in key}
     assert idle == {f"blocks.{number}.shortcut.conv.conv.weight" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12)}
@@ -83,7 +83,7 @@ def test_every_public_key_is_used_or_left_over_by_design() -> None:
 
 
 def test_public_settings_are_the_original() -> None:
-    assert PUBLIC["nasvit"].settings == NASViTSettings.original()
+    assert PUBLIC["nasvit"].make.settings == NASViTSettings.original()
 
 
 def test_in_a_fresh_supernet_all_depths_of_convolution_stages_agree() -> None:

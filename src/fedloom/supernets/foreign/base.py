@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedloom.core.registry import Registry
 from fedloom.supernets.base import Supernet
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its channels
@@ -30,3 +31,6 @@ class PublicNetwork:
     split: Callable[[Mapping[str, Tensor], Supernet[Any]], Mapping[str, Tensor]] = _whole  # cuts their tensors into several of ours
     cut_for: tuple[str, ...] = ()  # settings of an instance by which ``split`` chooses what it cuts
     fixed: tuple[str, ...] = ()  # settings that make it another network, though no name or shape of a weight tells
+
+
+PUBLIC: Registry[PublicNetwork] = Registry("public network")
