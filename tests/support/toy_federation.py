@@ -31,6 +31,7 @@ Site = Callable[[bytes], "bytes | Reply | None"]
 class ToyState:
     round: int
     weights: Arrays
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,11 @@ class Federation:
         self.post = Transport(self.sites, {name: "first" for name in self.sites})
         keys = {name: KEYS[name].public_key() for name in self.sites}
         self.link = FlowerLink(self.post, keys, AGREED, self.method.uploads, self.settings, self.ledger.append, self.said.append)
-        self.wary = Tolerant(self.method, self.said.append)
+        self.tolerant = Tolerant(self.method, self.said.append)
 
     def run(self, state: Any = None) -> Any:
         state = self.method.start(0) if state is None else state
-        return run_rounds(self.wary, self.link, state, lambda state: None)
+        return run_rounds(self.method, self.link, state, lambda state: None, self.tolerant.absorb)
 
 
 def same(one: Any, other: Any) -> bool:

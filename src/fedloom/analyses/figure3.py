@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedloom.assemble import Reopened
 from fedloom.core.architecture import Architecture
@@ -25,6 +24,7 @@ from fedloom.core.client_site import ClientData
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
+from fedloom.generator.generator import AnyGenerator
 from fedloom.search.base import choose, predicted
 from fedloom.search.draws import children, new_ones
 from fedloom.search.rbf import fit_rbf
@@ -34,16 +34,6 @@ from fedloom.training.scoring import Scored
 CANDIDATES = 500  # what the surrogate picks from, as in the paper
 DIFFUSION, EVOLUTION, EVOLUTION_RBF = "diffusion", "evolution", "evolution_rbf"
 DATA = ("test", "validation")
-
-
-class Source(Protocol):
-    """What a generator of architectures must do here."""
-
-    def task(self, images: Tensor, labels: Tensor) -> Tensor | None: ...
-
-    def draw(
-        self, count: int, rng: np.random.Generator, task: Tensor | None = None, strength: float | None = None
-    ) -> list[Architecture]: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +83,7 @@ def check_run(run: Reopened, clients: Sequence[str]) -> None:
             raise InvalidConfig(f"{folder} has no client {client!r}. {did_you_mean(client, names)}", client=client)
 
 
-def compare(run: Reopened, client: str, source: Source, candidates: int = CANDIDATES) -> Comparison:
+def compare(run: Reopened, client: str, source: AnyGenerator, candidates: int = CANDIDATES) -> Comparison:
     """The figure of one client of a finished run of perfedsde."""
     tools, space, data = run.tools, run.tools.space, run.federation.data_of(client)
     weights = tools.tensors(dict(run.state().weights))

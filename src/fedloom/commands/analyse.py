@@ -11,11 +11,12 @@ import typer
 from rich.table import Table
 
 from fedloom.analyses.costs import MEASURING, SMALL, Costs, Spread, costs
-from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, Source, check_run, compare
+from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, check_run, compare
 from fedloom.assemble import Reopened, reopen_run
 from fedloom.commands import analyse_rounds
 from fedloom.commands.terminal import PrintJson, RunFolder, console, say, write_analysis
 from fedloom.generator.files import load_generator
+from fedloom.generator.generator import AnyGenerator
 from fedloom.report.plots import Panel, plot_lines
 
 SCHEMA = "fedloom.figure3/1"
@@ -61,7 +62,7 @@ for command in (analyse_rounds.pace, analyse_rounds.phases, analyse_rounds.memor
     app.command()(command)
 
 
-def generator_of(run: Reopened) -> Source:
+def generator_of(run: Reopened) -> AnyGenerator:
     """The generator that the run's settings name."""
     own, tools = run.settings.components["perfedsde"], run.tools
     return load_generator(tools.supernet.space, own.generator_file, own.features, tools.device, own.sampler, own.steps)

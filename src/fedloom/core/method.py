@@ -21,6 +21,10 @@ class ServerState(Protocol):
     def round(self) -> int:
         """Rounds completed."""
 
+    @property
+    def seed(self) -> int:
+        """Of the run: every random draw follows from it."""
+
 
 State = TypeVar("State", bound=ServerState)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun
+from fedloom.core.messages import Report
 from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, Ledger, LedgerEntry, RunResult
 from fedloom.engine.base import Link
@@ -41,6 +42,7 @@ class Run:
     space: SearchSpace  # of the clients' architectures
     images: Mapping[str, tuple[int, int]]  # client -> its training and test images; empty on a server, which knows of none
     checkpoint_every: int = 1
+    absorb: Callable[[Any, Sequence[Report]], Any] | None = None  # in place of the method's
     ledger: Ledger = field(default_factory=Ledger)
     waiting: list[LedgerEntry] = field(default_factory=list)  # entries not yet in the ledger file
     before: Spent | None = None  # what earlier parts of the run took, if that is known
@@ -81,7 +83,7 @@ class Run:
             self.store.save_spent(spent())
             self._write_down()
 
-        state = run_rounds(self.method, link, state, after_round)
+        state = run_rounds(self.method, link, state, after_round, self.absorb)
         say_farewell(self.method, link, state, set(self.ledger.final), after_some)
         now = spent()
         self.store.save_spent(now)

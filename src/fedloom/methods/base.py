@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Fact, Instruction, Report, frozen
-from fedloom.core.method import Method, ServerState
+from fedloom.core.method import Method, ServerState, State
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import derive_seed
 from fedloom.maths.averaging import AVERAGING, moved
@@ -17,22 +17,16 @@ from fedloom.training.tools import Tools
 METHODS: Registry[type[Method[Any]]] = Registry("method")
 
 
-class SeededState(ServerState, Protocol):
-    @property
-    def seed(self) -> int: ...
-
-
-class SharedState(SeededState, Protocol):
+class SharedState(ServerState, Protocol):
     @property
     def weights(self) -> Arrays: ...
 
 
-Seeded = TypeVar("Seeded", bound=SeededState)
 Shared = TypeVar("Shared", bound=SharedState)
 
 
 @dataclass(frozen=True)
-class FederatedMethod(Method[Seeded]):
+class FederatedMethod(Method[State]):
     """Rounds of as many clients as are set, drawn evenly. A method says how it starts, what a client receives, how reports count and
     what a client does."""
 
@@ -40,17 +34,17 @@ class FederatedMethod(Method[Seeded]):
     tools: Tools
 
     @abstractmethod
-    def instruct(self, state: Seeded, client: str, action: str) -> Instruction:
+    def instruct(self, state: State, client: str, action: str) -> Instruction:
         """What a client receives in a round (action TRAIN) and at the end (FINISH)."""
 
-    def plan(self, state: Seeded, clients: Sequence[str]) -> list[Instruction]:
+    def plan(self, state: State, clients: Sequence[str]) -> list[Instruction]:
         drawn = self.tools.draw_participants(state.seed, state.round, list(clients))
         return [self.instruct(state, client, TRAIN) for client in drawn]
 
-    def finished(self, state: Seeded) -> bool:
+    def finished(self, state: State) -> bool:
         return state.round >= self.tools.rounds
 
-    def farewell(self, state: Seeded, client: str) -> Instruction:
+    def farewell(self, state: State, client: str) -> Instruction:
         return self.instruct(state, client, FINISH)
 
 
@@ -72,7 +66,7 @@ class AveragingMethod(FederatedMethod[Shared]):
 
 
 def message(
-    state: SeededState, client: str, action: str, arrays: Mapping[str, Arrays], facts: Mapping[str, Fact] | None = None
+    state: ServerState, client: str, action: str, arrays: Mapping[str, Arrays], facts: Mapping[str, Fact] | None = None
 ) -> Instruction:
     """To one client; its seed is that of the run, the round and the client."""
     return Instruction(client, state.round, action, derive_seed(state.seed, state.round, client), arrays, facts or {})

@@ -16,6 +16,8 @@ from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.mixtures import Mixtures
 from fedloom.training.packed import flattened, sgd
 
+Draws = tuple[np.random.Generator, np.random.Generator]  # for the order of training and of validation images
+
 
 @dataclass(frozen=True)
 class OwnSupernet:
@@ -43,17 +45,11 @@ class TwoSupernets:
     weight: float
 
     def train(
-        self,
-        received: Weights,
-        own: OwnSupernet,
-        train: Examples,
-        validation: Examples,
-        rates: Sequence[float],
-        draws: tuple[np.random.Generator, np.random.Generator],
+        self, received: Weights, own: OwnSupernet, train: Examples, validation: Examples, rates: Sequence[float], draws: Draws
     ) -> tuple[Weights, OwnSupernet, int]:
         """In every mini-batch a step of the shared supernet, then one of the own; also the multiply-accumulates spent.
 
-        rates: one per epoch; draws: for the order of training and of validation images, which only alphas learn from."""
+        rates: one per epoch. Only alphas learn from validation images."""
         mixtures, tools = self.mixtures, self.mixtures.tools
         momentum = tools.training.momentum
         shared, local = (WeightsInTraining(weights, tools.training.weight_decay) for weights in (received, own.weights))

@@ -16,12 +16,13 @@ from fedloom.engine.store import Store
 @dataclass(frozen=True)
 class State:
     round: int
+    seed: int
     velocity: Arrays  # all clients', and empty before the first round
     scores: Arrays = per_client()
 
 
-INITIAL = State(0, {}, {"first": np.array(0.5)})  # of the first client something is known from the start
-LATER = State(3, {"w": np.ones(2)}, {"second": np.array(0.7)})
+INITIAL = State(0, 5, {}, {"first": np.array(0.5)})  # of the first client something is known from the start
+LATER = State(3, 5, {"w": np.ones(2)}, {"second": np.array(0.7)})
 
 
 def test_newcomers_get_what_is_shared_and_nothing_of_single_clients() -> None:

@@ -151,7 +151,7 @@ def test_a_farewell_must_bring_nothing() -> None:
 
     federation = Federation({**dict.fromkeys(NAMES[:3], honest), "liar": talkative})
     state = federation.method.start(0)
-    say_farewell(federation.wary, federation.link, state, {"c"}, lambda: None)
+    say_farewell(federation.method, federation.link, state, {"c"}, lambda: None)
     (line,) = federation.said
     assert "liar, the farewell: left out: The final participation must send nothing" in line
     assert [(entry.client, entry.final) for entry in federation.ledger] == [("a", True), ("b", True)]

@@ -146,6 +146,6 @@ def test_a_site_that_is_lost_again_and_again_does_not_hold_up_the_others(how: st
 def test_a_farewell_does_not_wait_for_ever() -> None:
     federation = Federation(dict.fromkeys(NAMES, honest))
     federation.post.connections = {"a": "first"}
-    say_farewell(federation.wary, federation.link, federation.method.start(0), set(), lambda: None)
+    say_farewell(federation.method, federation.link, federation.method.start(0), set(), lambda: None)
     assert federation.said == ["the farewell ends without b, c, liar: not connected"]
     assert [entry.client for entry in federation.ledger] == ["a"]

@@ -56,7 +56,8 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
         before, over = so_far(store)
         over = over and {entry.client for entry in store.read_ledger() if entry.final} >= set(agreement.sites)  # or some await their model
         run = Run(
-            method=Tolerant(method, say),
+            method=method,
+            absorb=Tolerant(method, say).absorb,
             initial=initial,
             store=store,
             watcher=watcher,

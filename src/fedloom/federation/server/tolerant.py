@@ -8,31 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.boundary import Manifest
-from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import BadReport, FedloomError, InvalidConfig, one_line, printable
-from fedloom.core.messages import Instruction, Report
-from fedloom.core.method import Answer, Method
+from fedloom.core.messages import Report
+from fedloom.core.method import Method
 
 
 @dataclass(frozen=True)
-class Tolerant(Method[Any]):
-    """A method, but reports that it cannot absorb are left out, with one line for each: one for an architecture that is not in the space,
-    one without the fields it needs, one after which the state would no longer be finite. As absorbing is pure, it can be tried.
+class Tolerant:
+    """A method's ``absorb`` that leaves out, with one line for each, reports it cannot use: for an architecture that is not in the space,
+    without the fields it needs, or after which the state would no longer be finite. As absorbing is pure, it can be tried.
     """
 
     method: Method[Any]
     say: Callable[[str], None]
-
-    @property
-    def uploads(self) -> Manifest:
-        return self.method.uploads
-
-    def start(self, seed: int) -> Any:
-        return self.method.start(seed)
-
-    def plan(self, state: Any, clients: Sequence[str]) -> list[Instruction]:
-        return self.method.plan(state, clients)
 
     def absorb(self, state: Any, reports: Sequence[Report]) -> Any:
         try:
@@ -46,15 +34,6 @@ class Tolerant(Method[Any]):
                 if fault:
                     self.say(printable(f"{report.client}, round {report.round + 1}: left out: {fault}"))
             return self._absorbed(state, useful)
-
-    def finished(self, state: Any) -> bool:
-        return self.method.finished(state)
-
-    def farewell(self, state: Any, client: str) -> Instruction:
-        return self.method.farewell(state, client)
-
-    def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        return self.method.answer(instruction, site)
 
     def _absorbed(self, state: Any, reports: Sequence[Report]) -> Any:
         after = self.method.absorb(state, reports)
