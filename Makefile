@@ -16,20 +16,20 @@ DOCS_READY := $(VENV)/ready-for-docs
 .NOTPARALLEL:
 
 help:
-	@echo 'make run     a small federation on this machine, three methods side by side, from nothing to a report to look at, in minutes'
+	@echo 'make run     install, run a small federation with three methods side by side, write a report page; takes minutes'
 	@echo 'make test    lint, types, import rules and all tests but slow, gpu and network (what CI runs)'
 	@echo 'make check   the inner loop: lint, types, import rules, tests/unit and tests/properties'
 	@echo 'make slow    the tests marked slow'
-	@echo 'make network the tests marked network: every method over Flower on this machine, kills, the how-to page'
-	@echo 'make bench   which benchmarks there are and how to run one'
-	@echo 'make docs    the reference pages from the code, then the site of docs/ into site/index.html; any broken link is an error'
+	@echo 'make network the tests marked network: every method over Flower on this machine, kills, the page about federations'
+	@echo 'make bench   list the benchmarks and how to run one'
+	@echo 'make docs    write the reference pages from the code, then the site of docs/ to site/index.html; a broken link is an error'
 	@echo 'make clean   remove $(VENV) and caches; runs/ and data/ stay'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter, WORKERS=4 the number of test processes.'
 
 run: $(RUN_READY)
 	$(BIN)/fedloom compare quickstart --methods perfedsde,fedavg,local
-	@echo 'Pages to open in a browser, of all three and of perfedsde:'
+	@echo 'Pages to open in your browser, about all three and about perfedsde:'
 	@$(BIN)/fedloom report runs/compare-quickstart
 	@$(BIN)/fedloom report runs/compare-quickstart/perfedsde-0
 

@@ -60,7 +60,7 @@ class FedAvgM(Method[FedAvgMState]):
     settings: FedAvgMSettings
     tools: Tools  # space, supernet, and the tools to train, score and personalise
 
-    # What may leave a client, and nothing else: a report with another field, a wrong shape or a NaN is refused at the client's door.
+    # What may leave a client, and nothing else: a report with another field, a wrong shape or a NaN is refused before it leaves.
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared network", like="weights"),
         "examples": Upload("number of training examples, the client's weight in the average", low=1),

@@ -1,3 +1,3 @@
-"""Fedloom: a neural network of its own, architecture and weights, for every member of a federation."""
+"""Fedloom gives every member of a federation its own neural network: its own architecture and its own weights."""
 
 __version__ = "0.1.0"

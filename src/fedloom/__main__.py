@@ -1,4 +1,4 @@
-"""The `fedloom` command. Loading torch takes seconds, and a Ctrl-C meanwhile is no error of ours either."""
+"""The `fedloom` command. Loading torch takes seconds; Ctrl-C ends it without a traceback also then."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Failure:
 def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int) -> list[PlannedRun]:
     """The runs, seed by seed: in runs/compare-SOURCE/METHOD-SEED, or in run.folder/METHOD-SEED. Refuses before anything is run."""
     if any(change.partition("=")[0].strip() == "method" for change in changes):
-        raise InvalidConfig("method=… has no place in a comparison: --methods says which methods are compared", key="method")
+        raise InvalidConfig("method=… cannot be used in a comparison: --methods names the methods", key="method")
     twice = [method for method in methods if methods.count(method) > 1]
     if twice:
         raise InvalidConfig(f"--methods names {twice[0]} twice: write each method once, such as --methods perfedsde,fedavg")

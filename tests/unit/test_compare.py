@@ -151,7 +151,7 @@ def test_what_is_printed_as_a_command_works(orders: Callable[..., None], fedloom
         (["--methods", "fedavg,locl"], ["There is no method named 'locl'", "Did you mean 'local'"]),
         (["--methods", "fedavg,"], ["There is no method named ''"]),
         (["--methods", "fedavg,local,fedavg"], ["names fedavg twice"]),
-        (["--methods", "fedavg", "method=local"], ["--methods says which methods"]),
+        (["--methods", "fedavg", "method=local"], ["--methods names the methods"]),
         (["--methods", "fedavg,hapfnas"], ["split.server=0.0 for fedavg and split.server=0.02 for hapfnas", "such as split.server=0.02"]),
         (["--methods", "fedavg", "round=3"], ["Unknown key 'round'"]),
         (["--methods", "fedavg", "seed=-1"], ["seed must be at least 0"]),

@@ -46,7 +46,7 @@ def plan(space: str, overrides: Sequence[str]) -> Plan:
     table = config.table_of([f"data.name={PROXY_DATA}", *overrides])
     own, data = table.pop(space, {}), table.pop("data")
     if other := [name for name in table if name in SPACES]:
-        raise InvalidConfig(f"{other[0]} is another space than {space}, which is to get a generator", key=other[0])
+        raise InvalidConfig(f"{other[0]} is not {space}, the space that gets a generator", key=other[0])
     return Plan(
         space,
         config.fill(SPACES[space].settings, own, space),
@@ -81,7 +81,7 @@ def generate(
     """Architectures of a space: for the images of a folder or a data set, or of the whole space if ``data`` is empty."""
     if not data and (strength is not None or features):
         which = "--strength" if strength is not None else "--features"
-        raise InvalidConfig(f"{which} is about images that guide, and there are none. Name them with --data")
+        raise InvalidConfig(f"{which} needs images that guide. Name them with --data")
     if strength is not None and not 0 <= strength <= STRONGEST:
         raise InvalidConfig(f"--strength {strength:g} is not between 0 and {STRONGEST:g}")
     chosen = make_supernet(space, space_settings(space, overrides), ANY_IMAGE).space

@@ -128,7 +128,7 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
         if resumed:
             split = _saved_split(store, settings, dataset)
         else:
-            _refuse_used(store.folder)  # again, now that nobody else can write here
+            _refuse_used(store.folder)  # again, now that no other process can write here
             store.save_split(split.to_arrays(), _fingerprint(dataset))
             if settings.weights:
                 write_file(store.folder / WEIGHTS, Path(settings.weights).read_bytes())

@@ -35,7 +35,7 @@ def report(
     """Write one HTML page about a run, or about several side by side. It opens anywhere and loads nothing from elsewhere."""
     folders = run_folders(runs)
     if against and len(folders) > 1:
-        raise InvalidConfig("--against has no place where several runs are compared: name all of them as RUN")
+        raise InvalidConfig("--against cannot be used with several runs: name all of them as RUN")
     views = [open_run(folder) for folder in folders]
     drawn: Sequence[Figure]
     if len(views) == 1:

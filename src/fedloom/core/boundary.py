@@ -1,4 +1,4 @@
-"""The one door out of a client."""
+"""The only way out of a client: every report is checked here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who arrives after the rounds: a personal model by search alone, in the supernet as it is. Nothing is sent."""
+"""Newcomers: a personal model after the rounds, by search alone in the supernet as it is. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def welcome(method: Method[Any], state: Any, site: ClientSite, rounds: int = ROU
 
 def check_joinable(method: Method[Any], name: str) -> None:
     if not method.uploads:  # nobody sends anything, so there is nothing that is shared
-        raise InvalidConfig(f"{name} shares nothing that a newcomer could join", key="method")
+        raise InvalidConfig(f"{name} shares nothing that a newcomer could use", key="method")

@@ -24,7 +24,7 @@ from fedloom.engine.base import ENGINES
 from fedloom.engine.visit import ClientRecords, Simulation, Visited, visit
 
 ENVIRONMENT = {  # before Ray is imported
-    "RAY_USAGE_STATS_ENABLED": "0",  # tells nobody
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage statistics
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without a GPU leaves the environment as it is
     "RAY_worker_niceness": "0",  # otherwise workers wait for everything else on the machine
 }
@@ -169,7 +169,7 @@ def _refuse_silence(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError, OverflowError) as error:
         cure = "Start Ray there (ray start --head), or leave ray.address out"
-        raise InvalidConfig(f"Nothing answers at ray.address={address} ({one_line(error)}). {cure}", key="ray.address") from error
+        raise InvalidConfig(f"There is no answer at ray.address={address} ({one_line(error)}). {cure}", key="ray.address") from error
 
 
 def _resources() -> dict[str, float]:

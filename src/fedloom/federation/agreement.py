@@ -1,7 +1,7 @@
 """What the members of a federation agree on (FEDERATION.toml), and what a site says of itself (SITE.toml).
 
 Every member has the same FEDERATION.toml. Server and sites compare a digest of it with each message, so none of them can run other
-settings than the rest without being noticed. Where things lie and on what machine they run is nobody else's business and not part of it.
+settings than the rest without being noticed. Paths and machines are each member's own matter and not part of it.
 """
 
 from __future__ import annotations

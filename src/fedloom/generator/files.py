@@ -77,7 +77,7 @@ def load_generator(
         theirs = f"{facts.get('space')} with {len(facts.get('choices', []))} genes"
         cure = f"Train one for these genes with `fedloom pretrain {space.name}`; a run can do without one (perfedsde.generator=evolution)"
         raise InvalidConfig(
-            f"{path} is a generator for {theirs}, and genes, their choices or the order of these are others in this {space.name}. {cure}",
+            f"{path} is a generator for {theirs}, but this {space.name} has other genes, choices or another order of choices. {cure}",
             path=str(path),
         )
     model = facts.get("model", Generator.model)

@@ -151,7 +151,7 @@ class AnyGenerator(ABC):
             noise = lambda shape=shape: torch.from_numpy(rng.standard_normal(shape, np.float32)).to(self.device) * self.denoiser.mask  # noqa: E731
             drawn = sample(denoise, self.start(shape[0], rng, noise, guided), levels, noise)
             if not drawn.isfinite().all():  # would all become choice 0
-                raise InvalidConfig(f"The generator drew what is no number, at strength {strength:g}. Lower that, or train it again")
+                raise InvalidConfig(f"The generator drew values that are not numbers, at strength {strength:g}. Lower it, or train again")
             parts.append(self.tokens.decode(drawn))
         return np.concatenate(parts) if parts else np.empty((0, len(self.tokens.space.genes)), np.int64)
 

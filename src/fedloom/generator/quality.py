@@ -1,4 +1,4 @@
-"""How good a generator is: of the sampler, that it draws what it was trained on; of the predictor, that it ranks what it has not seen."""
+"""How good a generator is: does the sampler draw what it was trained on, does the predictor rank architectures it has not seen?"""
 
 from __future__ import annotations
 

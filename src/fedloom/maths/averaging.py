@@ -57,13 +57,13 @@ def moved(weights: Arrays, change: Arrays) -> dict[str, Array]:
 
 # -- robust rules: what a few clients send that lie cannot move the others far ----------------------------------------------------
 # All three first shorten updates that are longer than the median update to that length (Sun et al., 2019, with the median as the bound):
-# an entry that only one or two clients trained has no majority to outvote a liar, so at least his step must not be longer than others'.
+# an entry that only one or two clients trained has no majority to outvote a liar, so at least its step must not be longer than the others'.
 TRIM = 0.2  # share of the clients that is left out at each end
 
 
 @AVERAGING.add("clipped", meaning="as coverage, of updates no longer than the median one, nobody counting more than the median client")
 def clipped(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
-    """``coverage`` of shortened updates, where nobody weighs more than the median client: examples, too, are only claimed."""
+    """``coverage`` of shortened updates, where no client has more weight than the median client: examples, too, are only claimed."""
     most = float(np.median(examples))
     return _ratio(_shortened(updates), _trained_by(updates, coverage), [min(count, most) for count in examples])
 

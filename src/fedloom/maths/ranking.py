@@ -1,4 +1,4 @@
-"""Orders, compared."""
+"""Ranks, and how alike two orders are."""
 
 from __future__ import annotations
 

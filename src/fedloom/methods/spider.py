@@ -11,11 +11,11 @@ Only the update of w leaves; v and its architecture never do. Two searchers:
 
 With ``prune`` (three steps of the authors' code that the paper does not mention) every node then loses input edges until two are left. An
 edge without operation is ``none`` in the architecture, so the space must have that: ``darts.operations`` s2n or full. On s2, the paper's,
-every edge carries something, and pruning is refused. When the search is over, validation images join the training.
+every edge carries something, and pruning is refused. After the search, validation images are added to training.
 
 Deviations and decisions: the paper's Algorithm 2 keeps the operation whose removal leaves *most* accuracy, its code the one whose removal
 leaves least, which is what is meant; equal accuracies are told apart by loss. Search rounds a client did not take part in are made up
-for at its next. What is still open at the end is decided in the final participation. Validation images join after the pruning, not
+for at its next. What is still open at the end is decided in the final participation. Validation images are added after the pruning, not
 before it. Under milenas w goes on adding up with coefficient 1, and alpha learns from validation images also where test data select
 (``protocol=paper``). The final model is fine-tuned as every method's is (``training.finetune_epochs = 0`` is the paper's). Normalisation
 statistics are measured at each client. ``none`` is never kept by choice, only left by pruning.

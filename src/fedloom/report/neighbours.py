@@ -1,4 +1,4 @@
-"""Which runs are meant, and which runs beside them they can be measured by."""
+"""Which runs a page is about, and which runs in the same folder they can be compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report looks at: a run's folder read into memory, the ledger as sums and lists that do not grow with what it does not need."""
+"""What a report page is made from: a run's folder in memory, the ledger as sums and short lists."""
 
 from __future__ import annotations
 

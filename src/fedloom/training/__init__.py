@@ -1,1 +1,1 @@
-"""The one training loop, the one scoring function, and the tools a method works at."""
+"""The one training loop, the one scoring function, and the tools of a method."""

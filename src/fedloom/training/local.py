@@ -256,7 +256,7 @@ class Trainer:
         return self._weights_in_training("supernet", {name: weights[name] for name in self.supernet.shapes})  # in the order of masks
 
     def _weights_in_training(self, kind: str, weights: Weights, *what: Hashable) -> WeightsInTraining:
-        """The last workplace of its kind if it was for the same network: what it captured can be used again."""
+        """The last packed weights of this kind if they were for the same network: their captured steps can be used again."""
         key = (*what, *((name, tuple(tensor.shape), str(tensor.device)) for name, tensor in weights.items()))
         known = self._in_training.get(kind)
         if known is None or known[0] != key:

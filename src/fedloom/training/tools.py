@@ -1,4 +1,4 @@
-"""The tools a method works at: a space, its supernet, and the tools to train, score and personalise."""
+"""What a method works with: a space, its supernet, and functions to train, score and personalise."""
 
 from __future__ import annotations
 

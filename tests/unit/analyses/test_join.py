@@ -103,7 +103,7 @@ def test_newcomers_are_tested_on_images_that_nobody_trained_on(tiny: Tiny, nobod
 
 def test_what_cannot_be_joined_is_refused(folder: Path, tiny: Tiny, nobody: Watcher, fedloom_: Fedloom, tmp_path: Path) -> None:
     new_run(tiny("method=local"), tmp_path / "other", nobody)
-    check_refused(fedloom_("join", tmp_path / "other"), InvalidConfig, "local shares nothing that a newcomer could join")
+    check_refused(fedloom_("join", tmp_path / "other"), InvalidConfig, "local shares nothing that a newcomer could use")
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     for name, content in everything(folder).items():

@@ -106,8 +106,8 @@ def test_a_federation_uses_it(fedloom_: Fedloom, folder: Path, tiny_file: Path, 
         (["mobilenetv3", "mobilenetv3.widht=1"], InvalidConfig, ("Did you mean 'width'?",)),
         (["mobilenetv3", "--file", "missing.safetensors"], InvalidConfig, ("no generator file missing.safetensors", "fedloom pretrain")),
         (["mobilenetv3", "--data", "digits", "--features", "missing.pth"], InvalidData, ("missing.pth cannot be read",)),
-        (["mobilenetv3", "--features", "missing.pth"], InvalidConfig, ("--features is about images that guide", "--data")),
-        (["mobilenetv3", "--strength", "2"], InvalidConfig, ("--strength is about images that guide", "--data")),
+        (["mobilenetv3", "--features", "missing.pth"], InvalidConfig, ("--features needs images that guide", "--data")),
+        (["mobilenetv3", "--strength", "2"], InvalidConfig, ("--strength needs images that guide", "--data")),
         (["mobilenetv3", "--data", "digits", "--strength", "nan"], InvalidConfig, ("--strength nan is not between 0 and 10000",)),
         (["mobilenetv3", "--data", "digits", "--strength", "1e39"], InvalidConfig, ("--strength 1e+39 is not between",)),
         (["mobilenetv3", "--data", "nowhere"], InvalidData, ("nowhere",)),
@@ -123,7 +123,9 @@ def test_generate_refuses(fedloom_: Fedloom, arguments: list[str], kind: Any, wo
 def test_generate_refuses_other_spaces_and_variants(fedloom_: Fedloom, unguided_darts: Path, folder: Path) -> None:
     assert fedloom_("generate", "darts", "--file", unguided_darts).code == 0
     variant = fedloom_("generate", "darts", "darts.operations=s2", "--file", unguided_darts)
-    check_refused(variant, InvalidConfig, unguided_darts, "the order of these are others in this darts", "fedloom pretrain darts")
+    check_refused(
+        variant, InvalidConfig, unguided_darts, "but this darts has other genes, choices or another order", "fedloom pretrain darts"
+    )
     other = fedloom_("generate", "darts", "--file", folder / "generator.safetensors")
     check_refused(other, InvalidConfig, "is a generator for mobilenetv3 with 45 genes", "others in this darts")
 

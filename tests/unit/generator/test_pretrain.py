@@ -289,7 +289,7 @@ def test_without_guidance_no_data_are_needed(fedloom_: Fedloom) -> None:
         (["darts", "denoiser.stepz=1"], InvalidConfig, ("Unknown key 'denoiser.stepz'", "Did you mean 'steps'?")),
         (["darts", "stepz=1"], InvalidConfig, ("Unknown key 'stepz'",)),
         (["darts", "darts.cels=3"], InvalidConfig, ("Unknown key 'darts.cels'", "Did you mean 'cells'?")),
-        (["darts", "nasvit.width=1"], InvalidConfig, ("nasvit is another space than darts",)),
+        (["darts", "nasvit.width=1"], InvalidConfig, ("nasvit is not darts, the space that gets a generator",)),
         (["darts", "denoiser.steps=0"], InvalidConfig, ("denoiser.steps must be at least 1",)),
         (["darts", "denoiser=3"], InvalidConfig, ("denoiser is a table of settings",)),
         (["darts", "data.name=digitz"], InvalidConfig, ("data.name", "digits")),

@@ -114,7 +114,7 @@ def test_a_stopped_run_of_an_earlier_version(tmp_path: Path) -> None:
     words = outline_of(folder).words
     assert "not finished: 1 of 2 rounds, 0 of 2 personal models" in words[""]
     assert "not yet" in words["short"] and f"fedloom resume {folder}" in words["clients"]
-    assert "wrote down only the sum of all fields" in words["privacy"] and "no scores of a population" in words["search"]
+    assert "recorded only the sum of all fields" in words["privacy"] and "no scores of a population" in words["search"]
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:

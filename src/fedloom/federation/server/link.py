@@ -1,4 +1,4 @@
-"""Clients in other buildings: one message to each site and round, over Flower, and everything that comes back checked before it counts."""
+"""The link to sites over Flower: one message to each site and round, and every report is checked before it counts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Round:
     reports: dict[str, Report] = field(default_factory=dict)
     out: set[str] = field(default_factory=set)  # refused, failed or too slow
     losses: Counter[str] = field(default_factory=Counter)  # by site
-    quiet_since: float | None = None  # nobody is at work since then
+    quiet_since: float | None = None  # since when no site is at work
 
     def missing(self) -> list[str]:
         """Sites that could still be asked."""

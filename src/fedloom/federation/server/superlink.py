@@ -1,7 +1,7 @@
 """The server's end of the network: a Flower SuperLink inside this process, with nothing but its Fleet API at the port.
 
-Flower's own ``flower-superlink`` also serves its Control and Runtime APIs there, so whoever reaches the port may submit programs that
-every site then runs. Here the server half runs in this process and sites run the Fedloom they installed: no program travels, and only sites
+Flower's own ``flower-superlink`` also serves its Control and Runtime APIs there, so anyone who reaches the port can submit code that
+every site then runs. Here the server half runs in this process and sites run the Fedloom they installed: no code is sent, and only sites
 whose keys were registered before get any further than the first request.
 """
 
@@ -127,7 +127,7 @@ class SuperLink:
         return there
 
     def forget(self, messages: Collection[str]) -> None:
-        """Nobody waits for answers to these any longer; one that still comes is refused, and what was sent is not kept."""
+        """Answers to these are no longer waited for; one that still comes is refused, and what was sent is not kept."""
         self._state.delete_messages(message_ins_ids=set(messages))
         for message in messages:
             reply = self._arriving.pop(message, None)
@@ -137,7 +137,7 @@ class SuperLink:
         self._done(messages)
 
     def _done(self, messages: Collection[str]) -> None:
-        """Nothing is kept while nobody is waited for: not what was sent to sites that have left, nor what came without being asked for."""
+        """Nothing is kept while no answer is due: not what was sent to sites that have left, nor what came without being asked for."""
         self._waiting -= set(messages)
         if not self._waiting:
             self._state.object_store.clear()

@@ -1,4 +1,4 @@
-"""A server that does not fall over one report: some pass every check of their form and are still of no use to the method."""
+"""A method that leaves out reports it cannot use: some pass every check of their form and would still break a round."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def statement(federation: str, site: str, uploads: Manifest, log: Path) -> str:
     text += [f"  {name}: a field the method does not declare" for name in extra]
     text += [
         "",
-        "Images, labels, the personal model and the site's memory did not leave. Every report was refused a way out unless it held these",
-        f"fields only. {log.name} lists each of them with its time, its bytes by field and its SHA-256. Beside reports the connection",
+        "Images, labels, the personal model and the site's memory did not leave. A report could leave only if it held no other",
+        f"fields. {log.name} lists each of them with its time, its bytes by field and its SHA-256. Beside reports the connection",
         "carries the site's public key, signatures, the times of its requests and its network address.",
     ]
     return "\n".join(text) + "\n"

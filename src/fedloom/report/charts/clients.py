@@ -101,7 +101,7 @@ def distribution(run: RunView, baselines: Sequence[Baseline]) -> Shown:
     narrow = min(groups, key=lambda name: float(np.std(groups[name])))
     if len(groups) == 1:
         median = percent(float(np.median(groups[run.method])))
-        said = f"The median client has {median}. No other run on the same split is there to set beside it."
+        said = f"The median client has {median}. There is no other run on the same split to compare with."
     else:
         said = f"Dots are clients, lines are means. The lowest client of all is one of {lowest}, with {percent(min(groups[lowest]))}; "
         said += f"clients differ least under {narrow}, by ± {percent(float(np.std(groups[narrow])))}."

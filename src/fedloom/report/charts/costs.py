@@ -58,7 +58,7 @@ def bytes_by_field(run: RunView) -> Shown:
     if not course.totals.bytes_up:
         return Missing(title, "Nothing left the clients, so there is nothing to draw.")
     if not fields:
-        why = f"The version that made this run wrote down only the sum of all fields, {byte_count(course.totals.bytes_up)}."
+        why = f"The version that made this run recorded only the sum of all fields, {byte_count(course.totals.bytes_up)}."
         return Missing(title, why)
     ranked = sorted(fields.items(), key=lambda item: -item[1])
 

@@ -76,7 +76,7 @@ def _said_of_split(held: Holdings, unseen: npt.NDArray[np.int64], tested: npt.ND
     said += f"Clients hold {images} of them, from {spread} of {len(held.classes)} classes."
     hit = [held.clients[i] for i in np.argsort(-unseen / np.maximum(tested, 1)) if unseen[i]]
     if not hit:
-        return f"{said} Nobody is tested on a class it never saw."
+        return f"{said} No client is tested on a class it never saw."
     share = percent(unseen.sum() / tested.sum())
     return f"{said} {share} of all test images are of classes their client never saw: {listed([plain(name) for name in hit])}."
 

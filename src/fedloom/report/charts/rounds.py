@@ -144,7 +144,7 @@ def _population(run: RunView) -> Shown:
         gap = float(np.mean([b.mean - m.mean for b, m in zip(best, median, strict=False)]))
         said += f"; it is {100 * gap:.1f} points above the median of its population, on average."
     else:
-        said += ". Medians were not written down by the version that made this run."
+        said += ". The version that made this run did not record medians."
     columns = ("round", "best", *(("median",) if median else ()))
     rows = tuple((b.name, percent(b.mean), *((percent(median[i].mean),) if i < len(median) else ())) for i, b in enumerate(best))
     score = Axis("accuracy on the scoring data", "%")

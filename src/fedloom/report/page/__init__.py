@@ -1,1 +1,1 @@
-"""The report as one self-contained HTML page."""
+"""The report page: one self-contained HTML file."""

@@ -66,7 +66,7 @@ def _helped(run: RunView, baselines: Sequence[Baseline]) -> Answer:
     if parts:
         said = f"Mean test accuracy, {spread}: {'; '.join(parts)}."
     elif run.method in BASELINES:
-        said = f"Mean test accuracy, {spread}. {run.method} is what other methods are measured by."
+        said = f"Mean test accuracy, {spread}. {run.method} is what other methods are compared with."
     else:
         said = f"Mean test accuracy, {spread}. Whether that helped cannot be said without a run of local and fedavg on the same split."
     found_all = [(baseline.method, difference(run, baseline)) for baseline in baselines]
@@ -83,7 +83,7 @@ def _failed(run: RunView, baselines: Sequence[Baseline]) -> Answer:
     local = next((baseline for baseline in baselines if baseline.method == "local"), None)
     if local is None:
         return Answer(
-            "clients", question, plain(worst.name, 24), f"{said} Who would have been better off alone takes a run of local to say."
+            "clients", question, plain(worst.name, 24), f"{said} Only a run of local can say who would have been better off alone."
         )
     own = sorted(gains(run, local).items(), key=lambda item: item[1])
     lost = [f"{plain(name)} ({points(gain)})" for name, gain in own if gain < -NOTICED]
@@ -103,7 +103,7 @@ def _got(run: RunView) -> Answer:
     if kinds == 1:
         short, said = (
             "one architecture",
-            f"Everybody has the same network with weights of its own: {numbers}.",
+            f"All clients have the same network, each with its own weights: {numbers}.",
         )
     else:
         short = many(kinds, "architecture")

@@ -21,7 +21,7 @@ def privacy_blocks(run: RunView) -> list[Html]:
     declared = dict(run.manifest or {})
     names = [*declared, *sorted(sent - set(declared))]
     if names:
-        columns = ("field", "what it is", "what the door checks", "left", "per report, mean", "in the whole run")
+        columns = ("field", "what it is", "what is checked", "left", "per report, mean", "in the whole run")
         rows = tuple(_row(run, name, declared.get(name)) for name in names)
         blocks.append(numbers_table(Numbers(columns, rows), "What may leave a client, and what did"))
     else:
@@ -36,7 +36,7 @@ def privacy_blocks(run: RunView) -> list[Html]:
     if run.course.late:
         sums += f" {run.course.late:,} came after the deadline and were not used."
     blocks.append(tag("p", sums))
-    blocks.append(tag("p", ticked(REVEALS if names else "Nothing that this method does shows a server anything of a client's data.")))
+    blocks.append(tag("p", ticked(REVEALS if names else "This method shows the server nothing of a client's data.")))
     return blocks
 
 
@@ -45,7 +45,7 @@ def _row(run: RunView, name: str, upload: Upload | None) -> tuple[str, ...]:
     left = name in course.totals.uploads
     known = name in course.up_by_field and not course.unnamed_up
     size = course.up_by_field.get(name, 0)
-    each, total = (byte_count(size / max(course.reports, 1)), byte_count(size)) if known else ("not written down" if left else "–", "–")
+    each, total = (byte_count(size / max(course.reports, 1)), byte_count(size)) if known else ("not recorded" if left else "–", "–")
     return (plain(name), plain(upload.meaning, 200) if upload else "not declared", _checks(upload), "yes" if left else "no", each, total)
 
 

@@ -197,12 +197,12 @@ def _privacy(groups: Sequence[Group]) -> Section:
         declared = dict(run.manifest or {})
         for name in [*declared, *sorted(run.course.totals.uploads - set(declared))]:
             size = run.course.up_by_field.get(name)
-            each = byte_count(size / max(run.course.reports, 1)) if size is not None and not run.course.unnamed_up else "not written down"
+            each = byte_count(size / max(run.course.reports, 1)) if size is not None and not run.course.unnamed_up else "not recorded"
             rows.append((group.name, plain(name), plain(declared[name].meaning, 200) if name in declared else "–", each))
         if not declared and not run.course.totals.uploads:
             rows.append((group.name, "nothing", "–", byte_count(0)))
     table = numbers_table(Numbers(("run", "field", "what it is", "bytes per report, mean"), tuple(rows)), "What may leave a client")
-    return Section("privacy", "What left the building?", "The fields that each method declares, and what they weigh.", lambda: [table])
+    return Section("privacy", "What left the building?", "The fields that each method declares, and their bytes.", lambda: [table])
 
 
 def _settings(groups: Sequence[Group]) -> Section:
@@ -220,7 +220,7 @@ def _settings(groups: Sequence[Group]) -> Section:
         if len(set(values)) > 1:
             rows.append((plain(key), *values))
     lead = "Settings that are not the same in all runs, besides method, seed, folder and what only one of the methods has: "
-    lead += "where they differ, methods are not all that is compared."
+    lead += "if there are any, the comparison is not about methods alone."
     columns = ("setting", *(f"{name}, seed {run.seed}" for name, run in runs))
     block = (
         numbers_table(Numbers(columns, tuple(rows)), "Settings that differ")

@@ -74,7 +74,7 @@ def _help(run: RunView, baselines: Sequence[Baseline]) -> Section:
         numbers_table(Numbers(*help_table(run, baselines)), "This run against its baselines") if run.clients else missing(no_clients(run))
     )
     notes = "Differences are paired by client: the 95 % Student t interval of their mean, and p of Wilcoxon's signed-rank test. "
-    notes += "Clients of one run learn from each other, so both are too sure of themselves about another federation."
+    notes += "Clients of one run learn from each other, so both are too certain about another federation."
     small = tag("p", notes, class_="small") if baselines and run.clients else None
     lead = "This run against training alone (local) and against one shared network, fine-tuned (fedavg), on the same split and seed."
     remarks = baseline_remarks(run, baselines)
@@ -108,7 +108,7 @@ def _search(run: RunView) -> Section:
     figures = search_figures(run)
     notes = other_notes(run)
     more = folded("What else the method noted", numbers_table(notes, "Notes in the ledger, over participations")) if notes else joined()
-    lead = "What clients wrote into their diaries while they searched; a simulator may read them, a server may not."
+    lead = "What clients measured while they searched. Only a simulation can show this: in a federation it stays at the client."
     return Section("search", "How did the search go?", lead, lambda: [gallery(figures), more], figures)
 
 
@@ -123,7 +123,7 @@ def _cost(run: RunView) -> Section:
         ("sent down", byte_count(totals.bytes_down)),
         ("trained", f"{count(totals.trained_macs)} multiply-accumulates"),
         ("scored", many(totals.evaluated_architectures, "architecture")),
-        ("largest training step", f"{totals.peak_memory_mb:.1f} MB by arithmetic"),
+        ("largest training step", f"{totals.peak_memory_mb:.1f} MB, computed"),
     ]
     simulated = totals.simulated_seconds + totals.slowest
     chosen = any(key.startswith("hardware.") and run.defaults.get(key, (value,))[0] != value for key, value in run.settings.items())
@@ -138,10 +138,10 @@ def _cost(run: RunView) -> Section:
 def _privacy(run: RunView) -> Section:
     figure = bytes_by_field(run)
     table, *words = privacy_blocks(run)
-    lead = "Every field that a report may carry is declared by the method and checked at one door; nothing else can leave a client."
+    lead = "The method declares every field that a report may carry. One function checks every report; nothing else can leave a client."
     return Section("privacy", "What left the building?", lead, lambda: [table, beside(joined(*words), figure_block(figure))], [figure])
 
 
 def _made(run: RunView) -> Section:
-    lead = f"Everything it takes to repeat this run, which lies in `{plain(run.folder, 300)}`."
+    lead = f"Everything that is needed to repeat this run, which is in `{plain(run.folder, 300)}`."
     return Section("made", "How was it made?", lead, lambda: provenance_blocks(run))
