@@ -330,7 +330,7 @@ def test_a_mistyped_architecture_leaves_the_folder_free(fedloom_: Fedloom, tiny_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("command", "words"), [("resume", "the folder of a stopped run"), ("export", "whose personal model")])
+@pytest.mark.parametrize(("command", "words"), [("resume", "folder of a stopped run"), ("export", "whose personal model")])
 def test_help_explains_every_argument(fedloom_: Fedloom, command: str, words: str) -> None:
     outcome = fedloom_(command, "--help")
     assert words in outcome.out and "\\[" not in outcome.out
