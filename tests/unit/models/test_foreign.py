@@ -189,7 +189,7 @@ def test_of_two_keys_for_one_tensor_none_is_lost_without_a_word(fedloom_: Fedloo
 
 
 def test_the_label_names_the_width(fedloom_: Fedloom, tmp_path: Path) -> None:
-    settings = replace(PUBLIC["mobilenetv3"].settings, width=1.2)
+    settings = replace(PUBLIC["mobilenetv3"].make.settings, width=1.2)
     torch.save(public_state("mobilenetv3", make_supernet("mobilenetv3", settings, ImageShape(3, 224, 10))), tmp_path / "theirs.pth")
     outcome = fedloom_("import-weights", "mobilenetv3", "theirs.pth", "mobilenetv3.width=1.2")
     assert "ofa_mbv3_d234_e346_k357_w1.2 (" in outcome.out
