@@ -134,9 +134,6 @@ class DARTS(SearchSpace):
             for place, (a, b) in enumerate(EDGES, 1)
         )
 
-    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        return np.ones(choices.shape, bool)
-
     @cached_property
     def follows(self) -> npt.NDArray[np.bool_]:
         """The edge to a node is followed by the edges from this node, in both kinds of cell; no edge follows one of the other kind."""
@@ -162,10 +159,6 @@ class DARTS(SearchSpace):
             "largest": everywhere(largest, largest, largest),
         }
         return {**named, "darts_v2": self.from_genotype(Genotype.parse(DARTS_V2))} if full else named
-
-    @property
-    def architectures(self) -> int:
-        return len(self.operations) ** (len(KINDS) * len(EDGES))
 
     @cached_property
     def input_size(self) -> int:

@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import ceil, prod
-
-import numpy as np
-import numpy.typing as npt
+from math import ceil
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
@@ -162,24 +159,11 @@ class NASViT(SearchSpace):
             *(Gene(f"expansion of stage {number}", stage.expansions, stage=number) for number, stage in stages),
         )
 
-    def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        return np.ones(choices.shape, bool)
-
-    @cached_property
-    def follows(self) -> npt.NDArray[np.bool_]:
-        """Resolution, stem, stage after stage, features: all genes of a stage, its depth too, are followed by all genes of the next."""
-        order = np.array([gene.stage + 1 if gene.stage else gene.place for gene in self.genes])
-        return order == order[:, None] + 1
-
     @cached_property
     def named(self) -> Mapping[str, Architecture]:
         """Medium is the middle choice of every gene, the smaller one of two."""
         picks = {"smallest": 0 * self.sizes, "medium": (self.sizes - 1) // 2, "largest": self.sizes - 1}
         return {name: self.canonical(choices) for name, choices in picks.items()}
-
-    @property
-    def architectures(self) -> int:
-        return prod(self.sizes.tolist())
 
     def input_sizes(self, genes: Genes) -> list[int]:
         chosen = genes[:, 0].tolist() if hasattr(genes, "tolist") else [choices[0] for choices in genes]  # a tensor is read once

@@ -145,9 +145,6 @@ class DARTSSupernet(Supernet[DARTS]):
         return cell.operations[edge][self.space.operations[operation]]
 
     # -- the stand-alone network ------------------------------------------------
-    def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.take(weights, architecture).items()}
-
     def network(self, architecture: Architecture) -> nn.Module:
         return PlainDARTS(self.space, architecture)
 
