@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
 from fedloom.spaces.base import round_to_eight
-from fedloom.spaces.convolutions import Outline
 from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, STAGES, Block, MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
-from fedloom.supernets.elastic import Statistics, below, centre, elastic_kernel, masked_kernel, normed, pick, pointwise, squeezed
-from fedloom.supernets.plain import SqueezeExcite, normed_convolution
+from fedloom.supernets.elastic import Statistics, below, centre, elastic_kernel, masked_kernel, pick
+from fedloom.supernets.inverted import PlainBranch, PlainNetwork, run_branch, run_network
 
 WHOLE = slice(None)
 
@@ -79,7 +77,8 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         def run(x: Tensor, block: Block) -> Tensor:
             return self._block(x, weights, block, _depth_kernel(weights, block), statistics)
 
-        return self._network(resized(images, self.space.settings.input_size), weights, outline, run, statistics)
+        images = resized(images, self.space.settings.input_size)
+        return run_network(images, weights, outline, run, statistics, F.hardswish, norm=self.space.settings.norm)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         outline = self.space.outline(self.space.named["largest"])
@@ -99,17 +98,7 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
             y = self._block(x, weights, block, kernel, statistics, channels, hidden)
             return y if index < min(DEPTHS) else torch.where(pick(DEPTHS, depth_gene) > index, y, x)
 
-        return self._network(images, weights, outline, run, statistics)
-
-    def _network(
-        self, x: Tensor, weights: Weights, outline: Outline[Block], run: Callable[[Tensor, Block], Tensor], statistics: Statistics | None
-    ) -> Tensor:
-        x = F.hardswish(self._normed(x, weights, "stem", statistics, stride=self.space.settings.stem_stride))
-        for block in outline.blocks:
-            x = run(x, block)
-        x = F.hardswish(self._normed(x, weights, "head", statistics)).mean((2, 3), keepdim=True)
-        x = F.hardswish(pointwise(x, weights["features.conv.weight"])).flatten(1)
-        return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
+        return run_network(images, weights, outline, run, statistics, F.hardswish, norm=self.space.settings.norm)
 
     def _block(
         self,
@@ -123,16 +112,9 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
     ) -> Tensor:
         """An inverted residual block; under masks, of its active channels and squeeze-excite units. Both activations keep 0 at 0."""
         act = F.relu if block.activation == "relu" else F.hardswish
-        y = act(self._normed(x, weights, f"{block.name}.expand", statistics, mask=channels)) if block.expands else x
-        depth = {"kernel": kernel, "stride": block.stride, "mask": channels}
-        y = act(self._normed(y, weights, f"{block.name}.depth", statistics, **depth))
-        y = squeezed(y, weights, f"{block.name}.squeeze", hidden) if block.squeeze else y
-        every = None if channels is None else torch.ones(block.outputs, dtype=torch.bool, device=y.device)
-        y = self._normed(y, weights, f"{block.name}.project", statistics, mask=every)
+        every = None if channels is None else torch.ones(block.outputs, dtype=torch.bool, device=x.device)
+        y = run_branch(x, weights, block, kernel, statistics, act, (channels, hidden, every), self.space.settings.norm)
         return x + y if block.shortcut else y
-
-    def _normed(self, x: Tensor, weights: Weights, name: str, statistics: Statistics | None, **how: Any) -> Tensor:
-        return normed(x, weights, name, statistics, norm=self.space.settings.norm, **how)
 
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         taken = self.take(weights, architecture)
@@ -141,7 +123,8 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         return {name: kernels.get(name, tensor).clone() for name, tensor in taken.items() if not name.endswith(matrices)}
 
     def network(self, architecture: Architecture) -> nn.Module:
-        return PlainMobileNetV3(self.space.outline(architecture), self.space.settings)
+        outline, settings = self.space.outline(architecture), self.space.settings
+        return PlainNetwork(outline, partial(PlainBlock, norm=settings.norm), F.hardswish, settings.input_size, settings.norm)
 
 
 def _block_regions(block: Block) -> dict[str, Region]:
@@ -180,47 +163,11 @@ def _depth_kernel(weights: Weights, block: Block) -> Tensor:
     return elastic_kernel(weights[f"{block.name}.depth.conv.weight"], block.kernel, *matrices)
 
 
-class PlainMobileNetV3(nn.Module):
-    """One architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
-
-    def __init__(self, outline: Outline[Block], settings: MobileNetV3Settings) -> None:
-        super().__init__()
-        norm = settings.norm
-        self.outline, self.input_size = outline, settings.input_size
-        self.stem = normed_convolution(outline.image.channels, outline.stem, 3, outline.stem_stride, norm=norm)
-        for block in outline.blocks:  # "first", "stage1.block1", …
-            stage, _, place = block.name.partition(".")
-            if not place:
-                self.add_module(stage, PlainBlock(block, norm))
-                continue
-            if not hasattr(self, stage):
-                self.add_module(stage, nn.ModuleDict())
-            self.get_submodule(stage).add_module(place, PlainBlock(block, norm))
-        self.head = normed_convolution(outline.last, outline.head, norm=norm)
-        self.features = nn.Sequential(OrderedDict(conv=nn.Conv2d(outline.head, outline.features, 1, bias=False)))
-        self.classifier = nn.Linear(outline.features, outline.image.classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = F.hardswish(self.stem(resized(images, self.input_size)))
-        for block in self.outline.blocks:
-            x = self.get_submodule(block.name)(x)
-        x = F.hardswish(self.head(x)).mean((2, 3), keepdim=True)
-        return self.classifier(F.hardswish(self.features(x)).flatten(1))
-
-
-class PlainBlock(nn.Module):
+class PlainBlock(PlainBranch):
     def __init__(self, block: Block, norm: str) -> None:
-        super().__init__()
+        super().__init__(block, F.relu if block.activation == "relu" else F.hardswish, norm)
         self.shortcut = block.shortcut
-        self.act = F.relu if block.activation == "relu" else F.hardswish
-        self.expand = normed_convolution(block.inputs, block.middle, norm=norm) if block.expands else None
-        self.depth = normed_convolution(block.middle, block.middle, block.kernel, block.stride, block.middle, norm)
-        self.squeeze = SqueezeExcite(block.middle, block.squeeze) if block.squeeze else None
-        self.project = normed_convolution(block.middle, block.outputs, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x if self.expand is None else self.act(self.expand(x))
-        y = self.act(self.depth(y))
-        y = y if self.squeeze is None else self.squeeze(y)
-        y = self.project(y)
+        y = super().forward(x)
         return x + y if self.shortcut else y

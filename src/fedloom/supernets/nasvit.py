@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
-from fedloom.spaces.convolutions import Outline
 from fedloom.spaces.nasvit import (
     DEPTHS,
     EXPANSIONS,
@@ -27,9 +26,10 @@ from fedloom.spaces.nasvit import (
     scale_row,
 )
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
-from fedloom.supernets.elastic import Statistics, below, normed, only, pick, pointwise, squeezed
+from fedloom.supernets.elastic import Statistics, below, only, pick, pointwise
+from fedloom.supernets.inverted import PlainNetwork, run_branch, run_network
 from fedloom.supernets.nasvit_attention import attention_block
-from fedloom.supernets.nasvit_plain import PlainNASViT
+from fedloom.supernets.nasvit_plain import plain_block
 from fedloom.supernets.nasvit_weights import initial, regions
 
 
@@ -48,11 +48,11 @@ class NASViTSupernet(Supernet[NASViT]):
             if isinstance(block, AttentionBlock):
                 attention_scale, feed_scale = (weights[f"{block.name}.{branch}.scale.{block.row}"] for branch in ("attention", "feed"))
                 return attention_block(x, weights, block.name, (attention_scale, feed_scale), block.width)
-            y = _inverted(x, weights, block, weights[f"{block.name}.depth.conv.weight"], statistics)
+            y = run_branch(x, weights, block, weights[f"{block.name}.depth.conv.weight"], statistics, F.silu)
             x = _pooled(x, block)
             return y + (pointwise(x, weights[f"{block.name}.shortcut.weight"]) if block.reshapes else x)
 
-        return self._network(resized(images, outline.input_size), weights, outline, run, statistics)
+        return run_network(resized(images, outline.input_size), weights, outline, run, statistics, F.silu)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         space = self.space
@@ -71,38 +71,16 @@ class NASViTSupernet(Supernet[NASViT]):
                 middle = inputs * pick(stage.expansions, genes[EXPANSIONS][number])
                 kernel = _masked_kernel(weights[f"{block.name}.depth.conv.weight"], pick(stage.kernels, genes[KERNELS][number]))
                 masks = (below(block.middle, middle), below(block.squeeze, _round_to_eight(middle // 4)), below(block.outputs, outputs))
-                y = _inverted(x, weights, block, kernel, statistics, masks)
+                y = run_branch(x, weights, block, kernel, statistics, F.silu, masks)
                 y = y + _masked_shortcut(_pooled(x, block), weights, block, inputs, outputs)
             return y if index < depths[0] else torch.where(depth > index, y, x)
 
-        masks = (below(outline.stem, widths[0]), below(outline.head, widths[-2] * HEAD_EXPANSION))
-        return self._network(images, weights, outline, run, statistics, *masks, below(outline.features, widths[-1]))
-
-    def _network(
-        self,
-        x: Tensor,
-        weights: Weights,
-        outline: Outline[AnyBlock],
-        run: Callable[[Tensor, AnyBlock], Tensor],
-        statistics: Statistics | None,
-        stem: Tensor | None = None,
-        head: Tensor | None = None,
-        features: Tensor | None = None,
-    ) -> Tensor:
-        """The last three are the masks of the layers outside the blocks. The activation keeps 0 at 0."""
-        x = F.silu(normed(x, weights, "stem", statistics, stride=self.space.settings.stem_stride, mask=stem))
-        for block in outline.blocks:
-            x = run(x, block)
-        x = F.silu(normed(x, weights, "head", statistics, mask=head)).mean((2, 3), keepdim=True)
-        x = F.silu(pointwise(x, weights["features.conv.weight"])).flatten(1)
-        x = x if features is None else only(x, features)
-        return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
-
-    def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.take(weights, architecture).items()}
+        masks = (below(outline.stem, widths[0]), below(outline.head, widths[-2] * HEAD_EXPANSION), below(outline.features, widths[-1]))
+        return run_network(images, weights, outline, run, statistics, F.silu, masks)
 
     def network(self, architecture: Architecture) -> nn.Module:
-        return PlainNASViT(self.space.outline(architecture))
+        outline = self.space.outline(architecture)
+        return PlainNetwork(outline, plain_block, F.silu, outline.input_size)
 
     def _largest_at(self, resolution: int) -> Architecture:
         largest = self.space.named["largest"]
@@ -110,22 +88,6 @@ class NASViTSupernet(Supernet[NASViT]):
 
 
 # -- layers -------------------------------------------------------------------
-def _inverted(
-    x: Tensor,
-    weights: Weights,
-    block: ConvolutionBlock,
-    kernel: Tensor,
-    statistics: Statistics | None,
-    masks: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
-) -> Tensor:
-    """The branch of an inverted residual block; masks: of its middle channels, squeeze-excite units and outputs."""
-    middle, hidden, outputs = masks
-    y = F.silu(normed(x, weights, f"{block.name}.expand", statistics, mask=middle)) if block.expands else x
-    y = F.silu(normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, middle))
-    y = squeezed(y, weights, f"{block.name}.squeeze", hidden) if block.squeeze else y
-    return normed(y, weights, f"{block.name}.project", statistics, mask=outputs)
-
-
 def _pooled(x: Tensor, block: ConvolutionBlock) -> Tensor:
     """The shortcut at the size of the branch: means of four pixels, zeros around a map of odd side counted among them."""
     return F.avg_pool2d(x, 2, padding=block.size % 2) if block.stride == 2 else x

@@ -1,4 +1,4 @@
-"""One NASViT architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
+"""The blocks of a NASViT architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
 
 from __future__ import annotations
 
@@ -8,51 +8,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.spaces.convolutions import Outline
 from fedloom.spaces.nasvit import HEAD_WIDTH, VALUE_EXPANSION, AnyBlock, AttentionBlock, ConvolutionBlock
-from fedloom.supernets.base import resized
 from fedloom.supernets.elastic import EPS
+from fedloom.supernets.inverted import PlainBranch
 from fedloom.supernets.nasvit_attention import BRANCH
-from fedloom.supernets.plain import SqueezeExcite, normed_convolution
 
 
-class PlainNASViT(nn.Module):
-    def __init__(self, outline: Outline[AnyBlock]) -> None:
-        super().__init__()
-        self.outline = outline
-        self.stem = normed_convolution(outline.image.channels, outline.stem, 3, outline.stem_stride)
-        for block in outline.blocks:  # "stage1.block1", …
-            stage, _, place = block.name.partition(".")
-            if not hasattr(self, stage):
-                self.add_module(stage, nn.ModuleDict())
-            module = PlainAttentionBlock(block) if isinstance(block, AttentionBlock) else PlainConvolutionBlock(block)
-            self.get_submodule(stage).add_module(place, module)
-        self.head = normed_convolution(outline.last, outline.head)
-        self.features = nn.Sequential(OrderedDict(conv=nn.Conv2d(outline.head, outline.features, 1, bias=False)))
-        self.classifier = nn.Linear(outline.features, outline.image.classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = F.silu(self.stem(resized(images, self.outline.input_size)))
-        for block in self.outline.blocks:
-            x = self.get_submodule(block.name)(x)
-        x = F.silu(self.head(x)).mean((2, 3), keepdim=True)
-        return self.classifier(F.silu(self.features(x)).flatten(1))
+def plain_block(block: AnyBlock) -> nn.Module:
+    return PlainAttentionBlock(block) if isinstance(block, AttentionBlock) else PlainConvolutionBlock(block)
 
 
-class PlainConvolutionBlock(nn.Module):
+class PlainConvolutionBlock(PlainBranch):
     def __init__(self, block: ConvolutionBlock) -> None:
-        super().__init__()
-        self.expand = normed_convolution(block.inputs, block.middle) if block.expands else None
-        self.depth = normed_convolution(block.middle, block.middle, block.kernel, block.stride, block.middle)
-        self.squeeze = SqueezeExcite(block.middle, block.squeeze) if block.squeeze else None
-        self.project = normed_convolution(block.middle, block.outputs)
+        super().__init__(block, F.silu)
         self.shortcut = nn.Conv2d(block.inputs, block.outputs, 1, bias=False) if block.reshapes else None
         self.stride, self.padding = block.stride, block.size % 2
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x if self.expand is None else F.silu(self.expand(x))
-        y = F.silu(self.depth(y))
-        y = self.project(y if self.squeeze is None else self.squeeze(y))
+        y = super().forward(x)
         x = F.avg_pool2d(x, 2, padding=self.padding) if self.stride == 2 else x
         return y + (x if self.shortcut is None else self.shortcut(x))
 
