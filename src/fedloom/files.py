@@ -68,6 +68,21 @@ def claimed(folder: Path) -> Iterator[None]:
                 place.rmdir()
 
 
+@contextmanager
+def private(folder: Path) -> Iterator[None]:
+    """What this process writes meanwhile, and what lies in the folder, is for its user alone (files 0600, folders 0700)."""
+    before = os.umask(0o077)
+    try:
+        for place, _, names in os.walk(folder):
+            for path, mode in ((place, 0o700), *((os.path.join(place, name), 0o600) for name in names)):
+                with suppress(OSError):  # another's, or on a file system that has no modes
+                    if not os.path.islink(path):
+                        os.chmod(path, mode)
+        yield
+    finally:
+        os.umask(before)
+
+
 def append_lines(path: Path, lines: list[str]) -> None:
     """Add lines in one write; a kill in the middle leaves a torn last line, which readers drop."""
     try:

@@ -30,7 +30,7 @@ from fedloom.core.errors import DamagedRun, UnusableFolder, printable
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.method import State, is_per_client
 from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry
-from fedloom.files import append_lines, read_arrays, unwritable, write_arrays, write_file
+from fedloom.files import append_lines, packed, read_arrays, unwritable, write_arrays, write_file
 
 MEMORIES = "state/memories.json"
 SECONDS = "state/seconds.json"
@@ -161,34 +161,39 @@ class Store:
 
     def load_memory(self, client: str, round: int) -> ClientMemory:
         """The memory a client had before this round, even if it answered the round already and is asked again."""
-        earlier = [number for number in self._memory_rounds(client) if number < round]
+        known = self.memories(client)
+        earlier = [number for number in known if number < round]
         if not earlier and self._remembers_since.get(client, round) < round:
             path = self.client_folder(client)
             raise DamagedRun(f"{path} has lost the client's memory; without it the run would become another. Restore it from a copy")
         if not earlier:
             return ClientMemory()
-        arrays, facts = read_arrays(self._memory_path(client, max(earlier)))
+        arrays, facts = read_arrays(known[max(earlier)])
         return ClientMemory(arrays, facts)
 
-    def save_memory(self, client: str, round: int, memory: ClientMemory) -> None:
-        """Keep this round's memory, and of the earlier ones those that a resume from the last checkpoint would need."""
-        if not (memory.arrays or memory.facts or self._memory_rounds(client)):
-            return
-        write_arrays(self._memory_path(client, round), memory.arrays, memory.facts)
-        self._remembers_since.setdefault(client, round)
-        before = [number for number in self._memory_rounds(client) if number < self.checkpoint]
-        for number in before:
-            if number != max(before):
-                self._memory_path(client, number).unlink()
+    def packed_memory(self, client: str, memory: ClientMemory) -> bytes:
+        """What its file will hold; empty if the client has nothing to remember and never had."""
+        return packed(memory.arrays, memory.facts) if memory.arrays or memory.facts or self.memories(client) else b""
 
-    def _memory_rounds(self, client: str) -> list[int]:
+    def save_memory(self, client: str, round: int, memory: ClientMemory) -> None:
+        if data := self.packed_memory(client, memory):
+            self.write_memory(client, round, data)
+
+    def write_memory(self, client: str, round: int, data: bytes) -> None:
+        """Keep this round's memory, and of the earlier ones those that a resume from the last checkpoint would need."""
+        write_file(self.client_folder(client) / f"memory-{round}.safetensors", data)
+        self._remembers_since.setdefault(client, round)
+        before = {number: path for number, path in self.memories(client).items() if number < self.checkpoint}
+        for number, path in before.items():
+            if number != max(before):
+                path.unlink()
+
+    def memories(self, client: str) -> dict[int, Path]:
+        """round -> the memory that it left behind, of those that are kept"""
         folder = self.client_folder(client)
         names = os.listdir(folder) if folder.exists() else []
         found = [re.fullmatch(r"memory-(\d+)\.safetensors", name) for name in names]  # copies have other names
-        return [int(one[1]) for one in found if one]
-
-    def _memory_path(self, client: str, round: int) -> Path:
-        return self.client_folder(client) / f"memory-{round}.safetensors"
+        return {int(one[1]): folder / one[0] for one in found if one}
 
     def model_path(self, client: str) -> Path:
         return self.client_folder(client) / "model.safetensors"

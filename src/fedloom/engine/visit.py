@@ -71,36 +71,40 @@ class ClientRecords:
 
     def keep(self, instruction: Instruction, visited: Visited) -> Report | None:
         """A client's report as it passed the door; nothing if it comes too late."""
+        report, entry = self.released(instruction, visited)
+        self._store.save_memory(instruction.client, instruction.round, visited.answer.memory)
+        self._record(entry)
+        return None if entry.late else report
+
+    def released(self, instruction: Instruction, visited: Visited) -> tuple[Report, LedgerEntry]:
+        """A client's report as it passed the door, and its line in the ledger; the personal model, if there is one, is saved."""
         answer, name = visited.answer, instruction.client
         released = release(answer.report, instruction, self._method.uploads)
         if answer.model is not None:
             self._store.save_model(name, answer.model, self._description)
-        self._store.save_memory(name, instruction.round, answer.memory)
         diary, final, down = answer.diary, instruction.action == FINISH, payload_bytes(instruction)
         hardware = self._hardware.get(name, Hardware())
         seconds = hardware.seconds(diary.trained_macs, down + released.bytes)
         late = not final and 0 < self._deadline < seconds
-        self._record(
-            LedgerEntry(
-                client=name,
-                round=instruction.round,
-                final=final,
-                bytes_down=down,
-                bytes_up=released.bytes,
-                uploads=tuple(sorted({*released.report.arrays, *released.report.facts})),
-                seconds={stage: round(spent, 4) for stage, spent in visited.seconds.items()},
-                architecture=diary.architecture,
-                validation_accuracy=diary.validation_accuracy,
-                test_accuracy=diary.test_accuracy,
-                trained_macs=diary.trained_macs,
-                evaluated_architectures=diary.evaluated_architectures,
-                peak_memory_mb=diary.peak_memory_mb,
-                process_memory_mb=visited.process_memory_mb,
-                notes=diary.notes,
-                tier=hardware.tier,
-                simulated_seconds=round(min(seconds, self._deadline) if late else seconds, 4),
-                late=late,
-                upload_bytes=field_bytes(released.report),
-            )
+        entry = LedgerEntry(
+            client=name,
+            round=instruction.round,
+            final=final,
+            bytes_down=down,
+            bytes_up=released.bytes,
+            uploads=tuple(sorted({*released.report.arrays, *released.report.facts})),
+            seconds={stage: round(spent, 4) for stage, spent in visited.seconds.items()},
+            architecture=diary.architecture,
+            validation_accuracy=diary.validation_accuracy,
+            test_accuracy=diary.test_accuracy,
+            trained_macs=diary.trained_macs,
+            evaluated_architectures=diary.evaluated_architectures,
+            peak_memory_mb=diary.peak_memory_mb,
+            process_memory_mb=visited.process_memory_mb,
+            notes=diary.notes,
+            tier=hardware.tier,
+            simulated_seconds=round(min(seconds, self._deadline) if late else seconds, 4),
+            late=late,
+            upload_bytes=field_bytes(released.report),
         )
-        return None if late else released.report
+        return released.report, entry

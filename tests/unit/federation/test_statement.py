@@ -11,7 +11,7 @@ import pytest
 from fedloom.core.boundary import Upload
 from fedloom.core.errors import DamagedRun
 from fedloom.core.messages import FINISH, TRAIN, Instruction, Report, payload_bytes
-from fedloom.federation.site.statement import Departure, _ranges, mend, statement
+from fedloom.federation.site.statement import Departure, _ranges, mend, read_log, statement
 
 UPLOADS = {"update": Upload("what training changed", like="weights"), "examples": Upload("how many", low=1)}
 
@@ -25,33 +25,31 @@ def test_a_departure_says_what_left() -> None:
     assert json.loads(departure.to_json())["round"] == 4 and departure.at.endswith("+00:00")
 
 
-def test_a_statement_adds_up(tmp_path: Path) -> None:
-    log = tmp_path / "left.jsonl"
-    parts = [Departure("t", round, TRAIN, {"update": 1000, "examples": 16}, 1016, "x") for round in (0, 1, 1, 4)]
-    parts.append(Departure("t", 5, FINISH, {}, 0, "x"))
-    log.write_text("".join(f"{part.to_json()}\n" for part in parts))
-    text = statement("digits", "north", UPLOADS, log)
+def test_a_statement_adds_up() -> None:
+    parts = [Departure("t", round, TRAIN, {"update": 1000, "examples": 16}, 1016, f"of {round}") for round in (0, 1, 1, 4)]
+    parts.append(Departure("t", 5, FINISH, {}, 0, "of 5"))
+    text = statement("digits", "north", UPLOADS, parts, {"It is another one": 11})
     assert text.startswith("What left north in the federation digits\n")
     assert "5 reports with 4,064 bytes of content left this site, in 3 rounds (1-2, 5)." in text
     assert "  update: 4,000 bytes: what training changed\n  examples: 64 bytes: how many\n" in text
+    assert "1 of them had left before: the server asked again, and was sent the same bytes again." in text
+    assert "11 instructions of the server were refused, with no report:\n  11 times: It is another one\n" in text
     assert "did not leave" in text and "left.jsonl lists each of them" in text
 
 
-def test_a_statement_of_nothing_and_of_what_was_not_declared(tmp_path: Path) -> None:
-    log = tmp_path / "left.jsonl"
-    log.write_text("")
-    assert statement("digits", "north", {}, log) == "What left north in the federation digits\n\nNothing.\n"
-    log.write_text(Departure("t", 0, TRAIN, {"labels": 8}, 8, "x").to_json() + "\n")
-    assert "  labels: a field the method does not declare" in statement("digits", "north", UPLOADS, log)
+def test_a_statement_of_nothing_and_of_what_was_not_declared() -> None:
+    assert statement("digits", "north", {}, [], {}) == "What left north in the federation digits\n\nNothing.\n"
+    undeclared = [Departure("t", 0, TRAIN, {"labels": 8}, 8, "x")]
+    assert "  labels: a field the method does not declare" in statement("digits", "north", UPLOADS, undeclared, {})
 
 
 @pytest.mark.parametrize(
     "content", ["torn", '{"at":"t"}', "[1]", '{"at":"t","round":0,"action":"train","fields":{},"bytes":0,"sha256":"","x":1}']
 )
-def test_a_statement_of_a_log_that_was_changed(tmp_path: Path, content: str) -> None:
+def test_a_log_that_was_changed(tmp_path: Path, content: str) -> None:
     (tmp_path / "left.jsonl").write_text(content + "\n")
     with pytest.raises(DamagedRun, match="must not be changed by hand"):
-        statement("digits", "north", UPLOADS, tmp_path / "left.jsonl")
+        read_log(tmp_path / "left.jsonl", "digits north")
 
 
 def test_ranges() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,17 @@ from fedloom.assemble.environment import usable_device
 from fedloom.core.client_site import ClientData, Examples
 from fedloom.core.errors import BadMessage, InvalidConfig, UnusableFormat
 from fedloom.core.messages import FINISH, Instruction
-from fedloom.core.result import LedgerEntry
 from fedloom.data.members import read_member
 from fedloom.data.readers import Pool
 from fedloom.data.splits import held_out
 from fedloom.engine.store import Store
 from fedloom.engine.visit import ClientRecords, Visited, visit
 from fedloom.federation.agreement import Agreement, SiteSettings
-from fedloom.federation.site.statement import LOG, Departure, mend, statement
+from fedloom.federation.site.answers import Answers
+from fedloom.federation.site.statement import Departure, statement
 from fedloom.federation.wire.messages import finite, from_bytes, to_bytes
 from fedloom.federation.wire.signatures import signed
-from fedloom.files import append_lines, write_file
+from fedloom.files import write_file
 from fedloom.models.export import to_onnx
 from fedloom.models.personal import load_model
 
@@ -52,33 +52,37 @@ class Participant:
         built = build(settings, images, device)
         self.method = built.method
         self.data = own_data(self.settings, self.agreement, device)
-        self._records = ClientRecords(self.method, self.store, built.model_facts, self._record)
-        self._entries: list[LedgerEntry] = []
+        self._records = ClientRecords(self.method, self.store, built.model_facts, lambda entry: self.store.append([entry]))
         self._final = False
-        known = list(self.store.read_ledger())
-        self._last = max((entry.round for entry in known), default=-1)
-        self.done = any(entry.final for entry in known)  # all that is left is to settle
-        mend(self.store.folder / LOG)
+        self.answers = Answers(self.store, self.agreement.digest, self.settings.name)
+        self.answers.check()
+        self.done = any(entry.final for entry in self.store.read_ledger())  # all that is left is to settle
 
     def answer(self, data: bytes) -> bytes:
-        """The signed report to an instruction, or a refusal that says why."""
+        """The signed report to an instruction, or a refusal that says why. The same instruction again gets the same report again."""
         instruction = from_bytes(Instruction, data, self.settings.message_mb << 20, self.agreement.digest)
-        self._check(instruction)
-        self.say(f"{self.settings.name}: {'the farewell' if instruction.action == FINISH else f'round {instruction.round + 1}'}")
-        visited = visit(self.method, instruction, self.data, *self._records.before(instruction))
-        # Whoever asks for this round has finished all before it, and may ask for it again: its memories stay, those before them need not.
-        self.store.checkpoint = instruction.round
-        self.store.rewind_ledger(rounds_over=instruction.action == FINISH)
-        self._entries.clear()
-        report = self._records.keep(instruction, visited)
-        assert report is not None  # only simulated hardware is late
-        self.store.append(self._entries)
-        self._last = instruction.round
-        plain = to_bytes(report, self.agreement.digest)
-        departure = Departure.of(report, instruction, hashlib.sha256(plain).hexdigest())
-        append_lines(self.store.folder / LOG, [departure.to_json()])  # before it does
+        asked, last = hashlib.sha256(data).hexdigest(), self.answers.last
+        again = last is not None and last.departure.instruction == asked
+        if not again:
+            self._check(instruction, asked)
+        which = "the farewell" if instruction.action == FINISH else f"round {instruction.round + 1}"
+        self.say(f"{self.settings.name}: {which}{', which it has answered, again' if again else ''}")
+        if again:
+            self.answers.repeat()
+        else:
+            self._compute(instruction, asked)
         self._final = instruction.action == FINISH
-        return signed(plain, data, self.key)
+        assert self.answers.last is not None
+        return signed(self.answers.last.report, data, self.key)
+
+    def _compute(self, instruction: Instruction, asked: str) -> None:
+        self.answers.check_memory()
+        self.answers.begin(instruction.round, asked)
+        visited = visit(self.method, instruction, self.data, *self._records.before(instruction))
+        report, entry = self._records.released(instruction, visited)
+        plain = to_bytes(report, self.agreement.digest)
+        departure = Departure.of(report, instruction, hashlib.sha256(plain).hexdigest(), asked)
+        self.answers.keep(departure, entry, plain, self.store.packed_memory(instruction.client, visited.answer.memory))
 
     def keep(self, state: Any, visited: Visited) -> None:
         """What a newcomer found; nothing leaves."""
@@ -86,23 +90,28 @@ class Participant:
         self.store.checkpoint = state.round
         self.store.rewind_ledger(rounds_over=False)  # an earlier try counts no longer
         self._records.keep(instruction, visited)
-        self.store.append(self._entries)
 
     def sent(self) -> None:
         self.done = self._final
 
-    def _check(self, instruction: Instruction) -> None:
+    def _check(self, instruction: Instruction, asked: str) -> None:
         name, rounds = self.settings.name, self.agreement.settings.rounds
+        begun, known = self.answers.begun
         if instruction.client != name:
             raise BadMessage(f"It is for {instruction.client}, and this is {name}", client=name)
-        if instruction.round < self._last:
-            raise BadMessage(f"It is for round {instruction.round + 1}, and round {self._last + 1} was answered already", client=name)
+        if instruction.round < begun:
+            raise BadMessage(f"It is for round {instruction.round + 1}, and round {begun + 1} was begun already", client=name)
+        if instruction.round == begun and known not in ("", asked):  # version 0.1.0 did not say which
+            raise BadMessage(f"It is not the instruction that round {begun + 1} was begun with, and no round has two", client=name)
         if instruction.round > rounds or (instruction.round == rounds and instruction.action != FINISH):
             raise BadMessage(f"It is for round {instruction.round + 1}, and {rounds} were agreed on", client=name)
+        if instruction.action == FINISH and not self._over(instruction.round):
+            raise BadMessage(f"It ends the federation after {instruction.round} rounds, and {rounds} were agreed on", client=name)
         finite(instruction)
 
-    def _record(self, entry: LedgerEntry) -> None:
-        self._entries.append(entry)
+    def _over(self, round: int) -> bool:
+        """Whether the method, under the settings that were agreed on, is finished after this many rounds: ``local`` needs none."""
+        return self.method.finished(replace(self.method.start(self.agreement.settings.seed), round=round))
 
     def settle(self) -> Path:
         """The personal model for use elsewhere, its accuracy, and what left this site, in words."""
@@ -115,7 +124,8 @@ class Participant:
             except UnusableFormat as error:
                 self.say(f"The personal model is not exported to ONNX: {error}")
         final = [entry for entry in self.store.read_ledger() if entry.final][-1]
-        text = statement(self.agreement.members.name, name, self.method.uploads, folder / LOG)
+        answers = self.answers
+        text = statement(self.agreement.members.name, name, self.method.uploads, answers.departures(), answers.refused())
         write_file(folder / "statement.txt", text.encode())
         result = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}
         self.store.write_text("result.json", json.dumps(result, indent=2) + "\n")

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedloom.core.client_site import ClientSite
-from fedloom.core.errors import BadMessage, ConnectionRefused, FedloomError, InvalidConfig, one_line, printable
+from fedloom.core.errors import (
+    BadMessage,
+    ConnectionRefused,
+    DamagedRun,
+    FedloomError,
+    InvalidConfig,
+    UnusableFolder,
+    one_line,
+    printable,
+)
 from fedloom.engine.newcomers import check_joinable, shared_state, welcome
 from fedloom.engine.store import Store, read_state
-from fedloom.federation.agreement import SiteSettings, keep_to, read_agreement
+from fedloom.federation.agreement import Agreement, SiteSettings, keep_to, read_agreement
+from fedloom.federation.site.answers import ANSWER
 from fedloom.federation.site.connection import Connection
 from fedloom.federation.site.participant import Participant, Say
+from fedloom.federation.site.statement import LOG
 from fedloom.federation.wire.flower import need_flower
 from fedloom.federation.wire.signatures import private_key
-from fedloom.files import read_arrays
+from fedloom.files import private, read_arrays
 
 PAUSE = 0.5  # seconds before the first of further attempts to reach the server
 LONGEST = 30.0  # seconds between two attempts to reach the server
@@ -31,10 +44,9 @@ def attend(settings: SiteSettings, say: Say) -> Path:
     key = private_key(Path(settings.key))
     if not Path(settings.authority).is_file():
         raise InvalidConfig(f"There is no certificate of an authority at {settings.authority}", key="authority")
-    store = Store(Path(settings.folder) / agreement.members.name / settings.name)
-    store.claim()
-    try:
-        keep_to(agreement, store.folder, (store.folder / "ledger.jsonl").exists(), "folder")
+    with _own_folder(settings, agreement) as store:
+        used = any((store.folder / name).exists() for name in ("ledger.jsonl", LOG, ANSWER))
+        keep_to(agreement, store.folder, used, "folder")
         participant = Participant(settings, agreement, key, store, say)
         if participant.done:
             say(f"{settings.name} took part in this federation to its end. To take part in another run of it, choose another folder")
@@ -47,8 +59,18 @@ def attend(settings: SiteSettings, say: Say) -> Path:
                     say(f"{error}. Trying again")
                     time.sleep(PAUSE)
         return participant.settle()
-    finally:
-        store.release()
+
+
+@contextmanager
+def _own_folder(settings: SiteSettings, agreement: Agreement) -> Iterator[Store]:
+    """Where all that this site keeps of the federation lies, for this process and this user alone."""
+    store = Store(Path(settings.folder) / agreement.members.name / settings.name)
+    with private(store.folder):
+        store.claim()
+        try:
+            yield store
+        finally:
+            store.release()
 
 
 def _connected(settings: SiteSettings, key: Any, say: Say) -> Connection:
@@ -77,6 +99,7 @@ def _answer(connection: Connection, participant: Participant, poll: float, say: 
             raise
         except Exception as error:  # whatever a stranger's bytes make of Flower
             say(printable(f"Refused an instruction: it is not readable ({one_line(error)})"))
+            participant.answers.refuse("It was not readable")
             connection.reply(None, "the instruction was not readable")
             continue
         if data is None:
@@ -88,8 +111,12 @@ def _answer(connection: Connection, participant: Participant, poll: float, say: 
         pause = SOON
         try:
             reply = participant.answer(data)
+        except (DamagedRun, UnusableFolder) as error:  # whatever the server asks next, this site cannot answer
+            connection.reply(None, f"{type(error).__name__}; the site's own log says more")
+            raise
         except FedloomError as error:
             say(printable(f"Refused an instruction: {error}"))
+            participant.answers.refuse(str(error))
             # What went wrong with the site's own data is nobody else's business.
             connection.reply(None, str(error) if isinstance(error, BadMessage) else f"{type(error).__name__}; the site's own log says more")
             continue
@@ -100,16 +127,15 @@ def _answer(connection: Connection, participant: Participant, poll: float, say: 
 def join(settings: SiteSettings, file: Path, rounds: int, say: Say) -> Path:
     """A personal model for a site that arrives after the rounds, from what the server has for newcomers; nothing is sent."""
     agreement = read_agreement(Path(settings.federation))
-    store = Store(Path(settings.folder) / agreement.members.name / settings.name)
     _, facts = read_arrays(file)
     if facts.get("federation") != agreement.digest:
         raise BadMessage(f"{file} is of another federation than {settings.federation}, or of other settings of it")
-    store.claim()
-    try:
+    with _own_folder(settings, agreement) as store:
+        if (store.folder / LOG).exists():
+            what = f"{store.folder} holds rounds that this site took part in, and a newcomer has none"
+            raise InvalidConfig(f"{what}. Take part in the farewell (`fedloom site`), or choose another folder", key="folder")
         participant = Participant(settings, agreement, None, store, say)
         check_joinable(participant.method, agreement.settings.method)
         state, _ = read_state(file, shared_state(participant.method.start(agreement.settings.seed)))
         participant.keep(state, welcome(participant.method, state, ClientSite(settings.name, participant.data), rounds))
         return participant.settle()
-    finally:
-        store.release()

@@ -6,6 +6,8 @@ The signature is over the instruction and the report together, so that an old re
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,15 @@ def _sha256() -> Any:
 
 
 def private_key(path: Path) -> Any:
+    """Refused, as ssh does, if others can read it: everybody, or the group of a file that is this user's own."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    return _elliptic(path, lambda data: load_pem_private_key(data, None), "private key")
+    key, found = _elliptic(path, lambda data: load_pem_private_key(data, None), "private key"), path.stat()
+    mode = found.st_mode & 0o777
+    if mode & (0o077 if found.st_uid == os.getuid() else 0o007):
+        what = f"{path} is a private key, and others than its owner can use it (mode {mode:04o})"
+        raise InvalidConfig(f"{what}. Run: chmod 600 {shlex.quote(str(path))}", path=str(path))
+    return key
 
 
 def public_key(path: Path) -> Any:
