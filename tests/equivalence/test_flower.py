@@ -79,6 +79,7 @@ def check_site(made: Federation, name: str, here: Path) -> None:
     """It has its model and its accuracy, those of the rehearsal, and a statement that adds up."""
     place = made.site_folder(name)
     (expected,) = (client for client in json.loads((here / "result.json").read_text())["clients"] if client["name"] == name)
+    assert {path.stat().st_mode & 0o077 for path in place.rglob("*")} == {0}  # nobody else's business, also the exported model
     result = json.loads((place / "result.json").read_text())
     for key in ("test_accuracy", "validation_accuracy", "architecture"):
         assert result[key] == expected[key]

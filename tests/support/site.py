@@ -51,8 +51,8 @@ class Place:
     def instruction(self, round: int = 0, action: str = TRAIN) -> Instruction:
         state = replace(self.state, round=round)
         if action == FINISH:
-            return self.method.farewell(state, "north")
-        return next(order for order in self.method.plan(state, self.agreement.sites) if order.client == "north")
+            return self.method.farewell(state, self.settings.name)
+        return next(order for order in self.method.plan(state, self.agreement.sites) if order.client == self.settings.name)
 
     def data(self, round: int = 0, action: str = TRAIN) -> bytes:
         return to_bytes(self.instruction(round, action), self.agreement.digest)
@@ -72,12 +72,14 @@ def write_agreement(place: Path, method: str = "perfedsde") -> Path:
 
 
 @contextmanager
-def at(images: Path, folder: Path) -> Iterator[Place]:
-    settings = SiteSettings(name="north", images=str(images / "images" / "north"), device="cpu", threads=1, message_mb=1, onnx=False)
+def at(images: Path, folder: Path, name: str = "north") -> Iterator[Place]:
+    settings = SiteSettings(name=name, images=str(images / "images" / name), device="cpu", threads=1, message_mb=1, onnx=False)
     store = Store(folder)
     store.claim()
-    yield Place(settings, read_agreement(images / "federation.toml"), store, [])
-    store.release()
+    try:
+        yield Place(settings, read_agreement(images / "federation.toml"), store, [])
+    finally:
+        store.release()
 
 
 @dataclass

@@ -17,7 +17,7 @@ import numpy as np
 from fedloom.core.errors import DamagedRun, printable
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.store import Store
-from fedloom.federation.site.statement import LOG, Departure, mend, now, read_log
+from fedloom.federation.site.statement import CURE, LOG, Departure, mend, now, read_log
 from fedloom.files import append_lines, read_arrays, write_arrays, write_file
 
 ANSWER = "state/answer.safetensors"
@@ -159,8 +159,7 @@ class Answers:
             raise self._unfit(f"{found[newest].name} is damaged or another's: it is not what the answer to round {newest + 1} left behind")
 
     def _unfit(self, what: str) -> DamagedRun:
-        cure = "Restore all of it from one copy of its latest moment, or start anew with another `folder` in SITE.toml"
-        return DamagedRun(f"{self._store.folder} cannot go on: {what}. {cure}", path=str(self._store.folder))
+        return DamagedRun(f"{self._store.folder} cannot go on: {what}. {CURE}", path=str(self._store.folder))
 
     # -- what was not answered -----------------------------------------------------------------
     def refused(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from fedloom.core.messages import Instruction, Report, field_bytes, payload_byte
 from fedloom.files import write_file
 
 LOG = "left.jsonl"
+CURE = "Restore the whole folder from one copy of its latest moment, or start anew with another `folder` in SITE.toml"
 STAYED = (
     "Images, labels, the personal model and the site's memory did not leave. A report could leave only if it held no other",
     f"fields. {LOG} lists each of them with its time, its bytes by field and its SHA-256. Beside reports the connection",
@@ -73,7 +74,7 @@ def read_log(log: Path, owner: str) -> tuple[list[Departure], list[str]]:
             departures.append(departure)
             digests.append(so_far.hexdigest())
     except (OSError, ValueError, TypeError) as error:
-        raise DamagedRun(f"{log} cannot be read ({error}); it must not be changed by hand") from error
+        raise DamagedRun(f"{log} cannot be read ({error}); it must not be changed by hand. {CURE}") from error
     return departures, digests
 
 
