@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedloom.core.errors import DamagedRun
+from fedloom.core.errors import BadMessage, DamagedRun, InvalidConfig
 from fedloom.core.messages import FINISH
 from fedloom.federation.agreement import keep_to
 from fedloom.federation.certificates import make_certificates
-from fedloom.federation.site.rounds import _answer
+from fedloom.federation.site.rounds import _answer, join
+from fedloom.federation.wire.messages import to_bytes
+from fedloom.files import write_arrays
 from support.checks import Fedloom, check_refused, everything, flip_last_byte
 from support.federation import SITE, SITES, lines
 from support.kills import disk
@@ -173,6 +176,25 @@ def test_the_statement_refuses_to_undercount(answered: Place) -> None:
     log.write_text("".join(log.read_text().splitlines(keepends=True)[1:]))
     with pytest.raises(DamagedRun, match="line 1 does not follow"):
         answered.participant.settle()
+
+
+def test_an_older_note_of_what_was_begun_opens_no_round_again(answered: Place) -> None:
+    begun = answered.store.folder / "state" / "begun.json"
+    begun.write_text('{"round": 0, "instruction": ""}')
+    other = to_bytes(replace(answered.instruction(1), seed=1), answered.agreement.digest)
+    with pytest.raises(BadMessage, match="It is not the instruction that round 2 was begun with"):
+        answered.restart().answer(other)
+
+
+def test_a_site_that_took_part_is_no_newcomer(answered: Place, agreed: Path, tmp_path: Path) -> None:
+    """Its ledger and memory would be written over, and its log would not know of it."""
+    write_arrays(tmp_path / "newcomers.safetensors", {}, {"federation": answered.agreement.digest})
+    before = everything(answered.store.folder)
+    answered.store.release()
+    settings = replace(answered.settings, federation=str(agreed / "federation.toml"), folder=str(tmp_path))
+    with pytest.raises(InvalidConfig, match="holds rounds that this site took part in"):
+        join(settings, tmp_path / "newcomers.safetensors", 1, answered.said.append)
+    assert everything(answered.store.folder) == before
 
 
 # -- kills ---------------------------------------------------------------------------------------

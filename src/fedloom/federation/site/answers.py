@@ -81,7 +81,8 @@ class Answers:
         store.rewind_ledger(rounds_over=False)
         store.append([answered.entry])
         append_lines(self._log, [departure.to_json()])
-        self._note_newest(read_log(self._log, self._owner)[1][-1], departure.round)
+        newest = {"log": read_log(self._log, self._owner)[1][-1], "round": departure.round}
+        write_file(self._newest, (json.dumps(newest) + "\n").encode())
         self.last = answered
 
     # -- at the start ----------------------------------------------------------------------
@@ -112,12 +113,12 @@ class Answers:
             raise self._unfit(f"{ANSWER} is damaged") from error
 
     def _read_begun(self) -> tuple[int, str]:
-        path, newest = self._store.folder / BEGUN, max((entry.round for entry in self._store.read_ledger()), default=-1)
-        if not path.exists():
-            return newest, self.last.departure.instruction if self.last else ""
+        newest = max((entry.round for entry in self._store.read_ledger()), default=-1)
+        answered = newest, self.last.departure.instruction if self.last else ""
+        path = self._store.folder / BEGUN
         try:
-            begun = json.loads(path.read_text())
-            return int(begun["round"]), str(begun["instruction"])
+            begun = json.loads(path.read_text() if path.exists() else '{"round": -1, "instruction": ""}')
+            return (int(begun["round"]), str(begun["instruction"])) if begun["round"] > newest else answered
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._unfit(f"{BEGUN} is damaged") from error
 
@@ -131,9 +132,6 @@ class Answers:
             raise self._unfit(f"{self._newest} is damaged") from error
         if digest not in digests:
             raise self._unfit(f"its log was another when this site answered round {round + 1}: the folder was lost, or is an older copy")
-
-    def _note_newest(self, digest: str, round: int) -> None:
-        write_file(self._newest, (json.dumps({"log": digest, "round": round}) + "\n").encode())
 
     def _check_ledger(self) -> None:
         """Version 0.1.0 wrote it before the log, so that a kill could leave one line more."""
