@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,16 @@ import pytest
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH
 from fedloom.federation.agreement import read_site
-from fedloom.federation.certificates import make_certificates
 from fedloom.federation.site import rounds
 from fedloom.federation.wire.signatures import private_key
 from support.checks import Fedloom, check_refused
-from support.federation import SITE, SITES
-from support.site import Line, Place
+from support.site import Line, Place, write_site
 
 
 @pytest.fixture
 def place(agreed: Path, tmp_path: Path) -> Path:
     """With the file of a site and its key."""
-    make_certificates(tmp_path / "certs", SITES, ["127.0.0.1"])
-    shutil.copy(agreed / "federation.toml", tmp_path)
-    (tmp_path / "images").symlink_to(agreed / "images")
-    (tmp_path / "north.toml").write_text(SITE.format(name="north", port=1, onnx="false"))
-    return tmp_path
+    return write_site(agreed, tmp_path)
 
 
 class Connected(Line):

@@ -13,14 +13,13 @@ import pytest
 from fedloom.core.errors import BadMessage, DamagedRun, InvalidConfig
 from fedloom.core.messages import FINISH
 from fedloom.federation.agreement import keep_to
-from fedloom.federation.certificates import make_certificates
 from fedloom.federation.site.rounds import _answer, join
 from fedloom.federation.wire.messages import to_bytes
 from fedloom.files import write_arrays
 from support.checks import Fedloom, check_refused, everything, flip_last_byte
-from support.federation import SITE, SITES, lines
+from support.federation import lines
 from support.kills import disk
-from support.site import Line, Place, at, write_agreement
+from support.site import Line, Place, at, write_agreement, write_site
 
 CURE = "Restore the whole folder from one copy of its latest moment, or start anew with another `folder` in SITE.toml"
 
@@ -271,10 +270,8 @@ def test_it_goes_on_where_version_0_1_0_was_killed(answered: Place) -> None:
 
 def test_a_site_with_truncated_memory_ends(answered: Place, agreed: Path, fedloom_: Fedloom, tmp_path: Path) -> None:
     """With the code of a damaged folder, which is not started again, and without a connection."""
-    make_certificates(tmp_path / "certs", SITES, ["127.0.0.1"])
-    (tmp_path / "federation.toml").write_text((agreed / "federation.toml").read_text())
-    (tmp_path / "images").symlink_to(agreed / "images")
-    (tmp_path / "north.toml").write_text(SITE.format(name="north", port=1, onnx="false").replace("at-north", "."))
+    write_site(agreed, tmp_path)
+    (tmp_path / "north.toml").write_text((tmp_path / "north.toml").read_text().replace("at-north", "."))
     keep_to(answered.agreement, answered.store.folder, False, "folder")
     truncated(answered.store.folder)
     answered.store.release()

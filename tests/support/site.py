@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,13 +18,14 @@ from fedloom.core.errors import ConnectionRefused
 from fedloom.core.messages import FINISH, TRAIN, Instruction, Report
 from fedloom.engine.store import Store
 from fedloom.federation.agreement import Agreement, SiteSettings, read_agreement
+from fedloom.federation.certificates import make_certificates
 from fedloom.federation.site.participant import Participant
 from fedloom.federation.site.rounds import _answer
 from fedloom.federation.wire.messages import from_bytes, to_bytes
 from fedloom.federation.wire.signatures import opened
 from fedloom.methods.base import METHODS
 from fedloom.testing import tiny_file
-from support.federation import FEDERATION, write_digits
+from support.federation import FEDERATION, SITE, SITES, write_digits
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 
@@ -68,6 +70,16 @@ def write_agreement(place: Path, method: str = "perfedsde") -> Path:
     tiny_file(place)
     text = FEDERATION.format(method=method, port=1, server_images="")
     (place / "federation.toml").write_text(text + '[perfedsde]\ngenerator = "random"\nsurrogate = "none"\n')  # soon done
+    return place
+
+
+def write_site(agreed: Path, place: Path) -> Path:
+    """What the command needs to be the site north of this agreement, except for a server."""
+    make_certificates(place / "certs", SITES, ["127.0.0.1"])
+    for name in ("federation.toml", "tiny.toml"):
+        shutil.copy(agreed / name, place)
+    (place / "images").symlink_to(agreed / "images")
+    (place / "north.toml").write_text(SITE.format(name="north", port=1, onnx="false"))
     return place
 
 
