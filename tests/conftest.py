@@ -21,6 +21,7 @@ from fedloom import config, testing
 from fedloom.commands import app as cli
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
+from fedloom.federation.server import link as flower
 from support.checks import Fedloom, Outcome
 
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -75,3 +76,10 @@ def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return Outcome(code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that looks for answers, and asks again, at once."""
+    monkeypatch.setattr(flower, "GLANCE", 0.001)
+    monkeypatch.setattr(flower, "AGAIN", 0.02)

@@ -124,12 +124,13 @@ class Federation:
     method: Any = field(default_factory=Toy)
     said: list[str] = field(default_factory=list)
     ledger: list[LedgerEntry] = field(default_factory=list)
+    claims: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.post = Transport(self.sites, {name: "first" for name in self.sites})
         keys = {name: KEYS[name].public_key() for name in self.sites}
         self.link = FlowerLink(self.post, keys, AGREED, self.method.uploads, self.settings, self.ledger.append, self.said.append)
-        self.tolerant = Tolerant(self.method, self.said.append)
+        self.tolerant = Tolerant(self.method, self.said.append, self.settings, self.claims)
 
     def run(self, state: Any = None) -> Any:
         state = self.method.start(0) if state is None else state

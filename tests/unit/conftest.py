@@ -13,7 +13,6 @@ from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
 from fedloom.federation.certificates import make_certificates
-from fedloom.federation.server import link as flower
 from fedloom.generator.generator import AnyGenerator
 from fedloom.testing import tiny_file
 from support import foreign
@@ -87,10 +86,3 @@ def agreement_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that looks for answers, and asks again, at once."""
-    monkeypatch.setattr(flower, "GLANCE", 0.001)
-    monkeypatch.setattr(flower, "AGAIN", 0.02)

@@ -34,6 +34,9 @@ class Members:
     name: str = setting("", "name of the federation")
     sites: tuple[str, ...] = setting((), "names of the members' sites")
     classes: tuple[str, ...] = setting((), "names of all classes; a site keeps its images in folders with these names")
+    images: tuple[int, ...] = setting(
+        (), "most training images that each site may claim, in the order of sites; empty: server.round.outlier is the limit", low=1
+    )
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class RoundSettings:
     patience: float = setting(30.0, "seconds to wait for sites that are not connected, after the others have answered", low=0)
     message_mb: int = setting(256, "largest report in megabytes", low=1, high=4096)
     norm: float = setting(10.0, "longest update, in lengths of the weights (Euclidean norm); 0: no check", low=0)
+    outlier: float = setting(
+        10.0,
+        "most that a report's update, step counts and images may be, in medians of its round (three reports or more); 0: no check",
+        low=0,
+    )
 
     @property
     def most(self) -> int:
@@ -69,6 +77,11 @@ class Agreement:
     settings: Settings
     server: ServerSettings
     digest: str
+
+    @property
+    def claims(self) -> dict[str, int]:
+        """site -> most training images that it may claim, where that was agreed on."""
+        return dict(zip(self.members.sites, self.members.images, strict=bool(self.members.images)))
 
     @property
     def sites(self) -> list[str]:
@@ -152,6 +165,9 @@ def _check(path: Path, members: Members) -> None:
     for what, names, least in (("sites", members.sites, 1), ("classes", members.classes, 2)):
         if len(names) < least or len(set(names)) != len(names):
             raise InvalidConfig(f"{path}: federation.{what} must name at least {least}, each once", key=f"federation.{what}")
+    if members.images and len(members.images) != len(members.sites):
+        what = f"federation.images has {len(members.images)} numbers for {len(members.sites)} sites"
+        raise InvalidConfig(f"{path}: {what}. Write one for each site, in the order of federation.sites", key="federation.images")
 
 
 def _check_real(path: Path, settings: Settings) -> None:
@@ -176,7 +192,8 @@ def _digest(members: Members, settings: Settings) -> str:
     components = {name: asdict(own) for name, own in neutral.components.items() if name not in ENGINES}
     data = replace(settings.data, folder="", server="")
     same = replace(settings, engine="", plugins=(), weights="", components={}, run=RunSettings(), data=data)
-    content = {"members": asdict(members), "settings": asdict(same), "components": components, "plugins": _contents(settings.plugins)}
+    agreed = {key: value for key, value in asdict(members).items() if key != "images" or value}  # older federations have no such key
+    content = {"members": agreed, "settings": asdict(same), "components": components, "plugins": _contents(settings.plugins)}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

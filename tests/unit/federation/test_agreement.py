@@ -120,6 +120,13 @@ def test_the_digest_is_of_what_must_be_the_same_everywhere(agreement_file: Calla
         assert read_agreement(agreement_file(change)).digest != digest, change
 
 
+def test_claims_of_images_have_one_number_for_each_site(agreement_file: Callable[..., Path]) -> None:
+    before, after = read_agreement(agreement_file()), read_agreement(agreement_file((SITE_LIST, f"{SITE_LIST}\nimages = [30, 20, 10]")))
+    assert before.claims == {} and after.claims == {"north": 30, "east": 20, "west": 10} and after.digest != before.digest
+    with pytest.raises(InvalidConfig, match="2 numbers for 3 sites"):
+        read_agreement(agreement_file((SITE_LIST, f"{SITE_LIST}\nimages = [30, 20]")))
+
+
 def test_a_plugins_path_is_its_members_own(agreement_file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "own_method.py").write_text(
         "from dataclasses import dataclass\n"

@@ -94,9 +94,11 @@ def test_what_is_the_settings_fault_still_ends_a_run() -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_state_stays_finite_whatever_passes_every_bound() -> None:
-    """With norm=0 nobody looks at lengths, and the largest floats add up to infinity."""
+    """With norm=0 and outlier=0 nobody looks at lengths, and the largest floats add up to infinity."""
     largest = with_update(lambda array: np.full_like(array, np.finfo(np.float32).max))
-    federation = Federation({**dict.fromkeys(NAMES[:3], honest), "liar": largest}, RoundSettings(minimum=3, patience=0.1, norm=0))
+    federation = Federation(
+        {**dict.fromkeys(NAMES[:3], honest), "liar": largest}, RoundSettings(minimum=3, patience=0.1, norm=0, outlier=0)
+    )
     state = federation.run(ToyState(1, frozen({"w": np.full((2, 3), 3e38, np.float32), "v": np.ones(4, np.float32)})))
     assert all(np.isfinite(array).all() for array in state.weights.values())
     assert federation.said == ["liar, round 2: left out: weights would no longer be finite"]

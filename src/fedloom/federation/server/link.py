@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedloom.core.boundary import Manifest, release
-from fedloom.core.errors import BadMessage, BadReport, FedloomError, one_line, printable
+from fedloom.core.errors import BadMessage, BadReport, ClientFailed, FedloomError, one_line, printable
 from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
 from fedloom.core.result import LedgerEntry
 from fedloom.federation.agreement import RoundSettings
@@ -19,6 +19,7 @@ from fedloom.federation.wire.messages import bounded, expected, from_bytes, to_b
 from fedloom.federation.wire.signatures import opened
 
 GLANCE = 0.05  # seconds between two looks for replies
+REFUSALS = 2  # reports that fail a check before their site is not asked again in that round
 LOSSES = 3  # times that a site may lose its connection in one round before it is not asked again
 AGAIN = 5.0  # seconds before those who failed are asked again, and at least between two lines that say who is waited for
 
@@ -51,13 +52,15 @@ class Round:
     asked: dict[str, Asked] = field(default_factory=dict)  # message id -> who
     reports: dict[str, Report] = field(default_factory=dict)
     out: set[str] = field(default_factory=set)  # refused, failed or too slow
+    refused: Counter[str] = field(default_factory=Counter)  # reports that failed a check, by site
+    given_up: set[str] = field(default_factory=set)  # sites that would answer the same again
     losses: Counter[str] = field(default_factory=Counter)  # by site
     quiet_since: float | None = None  # since when no site is at work
 
     def missing(self) -> list[str]:
         """Sites that could still be asked."""
         busy = {asked.site for asked in self.asked.values()}
-        return [site for site in self.instructions if site not in self.reports and site not in self.out and site not in busy]
+        return [site for site in self.instructions if site not in {*self.reports, *self.out, *self.given_up, *busy}]
 
 
 class FlowerLink:
@@ -114,6 +117,9 @@ class FlowerLink:
                 self._say(f"{_which(round)} ends without {', '.join(missing)}: not connected")
             return True
         has = f"{_which(round)} has {len(round.reports)} of the {round.needed} reports it needs"
+        if not missing and not round.out:
+            self._say(f"{has} and ends without {_names(round.given_up)}, who would answer the same again")
+            return True
         if not missing:  # those that were refused or failed are asked again
             self._say(f"{has}; asking {_names(round.out)} again")
             time.sleep(AGAIN)
@@ -144,7 +150,9 @@ class FlowerLink:
         except Exception as error:  # whatever a stranger's bytes make of it: the others go on
             why = error if isinstance(error, FedloomError) else f"it is not readable ({one_line(error)})"
             self._say(f"{asked.site}, {_which(round)}: left out: {why}")
-            round.out.add(asked.site)
+            round.refused[asked.site] += not reply.error
+            same_again = reply.error.startswith(ClientFailed.__name__) or round.refused[asked.site] >= REFUSALS
+            (round.given_up if same_again else round.out).add(asked.site)
             return
         round.reports[asked.site] = report
         self._write_down(instruction, report, weight, time.monotonic() - asked.since)

@@ -57,7 +57,7 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
         over = over and {entry.client for entry in store.read_ledger() if entry.final} >= set(agreement.sites)  # or some await their model
         run = Run(
             method=method,
-            absorb=Tolerant(method, say).absorb,
+            absorb=Tolerant(method, say, own.round, agreement.claims).absorb,
             initial=initial,
             store=store,
             watcher=watcher,

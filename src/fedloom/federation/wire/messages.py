@@ -81,14 +81,14 @@ def bounded(report: Report, instruction: Instruction, manifest: Manifest, most: 
         like = manifest[name].like
         if like is None or manifest[name].counts or not most:
             continue
-        length, usual = _norm(arrays), max(1.0, _norm(instruction.arrays[like]))
+        length, usual = norm(arrays), max(1.0, norm(instruction.arrays[like]))
         if length > most * usual:
             what = f"{name} has a norm of {length:.3g}, more than {most:g} times that of the {like} it is about ({usual:.3g})"
             raise BadReport(f"{report.client}, round {report.round}: {what}", client=report.client)
     return report
 
 
-def _norm(arrays: Arrays) -> float:
+def norm(arrays: Arrays) -> float:
     return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values() if array.dtype.kind == "f"))
 
 
