@@ -38,8 +38,16 @@ def test_the_decorator_returns_what_it_decorates() -> None:
     assert registry["here"].make is make
 
 
-def test_iteration_is_sorted_by_name() -> None:
-    assert [entry.name for entry in filled()] == ["narrow", "wide"]
+def test_it_knows_its_names_as_a_dictionary_does() -> None:
+    registry = filled()
+    assert list(registry) == ["wide", "narrow"] and "wide" in registry and "wude" not in registry and registry.get("wude") is None
+    assert [entry.name for entry in registry.values()] == ["wide", "narrow"]
+
+
+def test_a_component_without_settings_has_a_meaning_alone() -> None:
+    registry = filled()
+    registry.add("bare", meaning="needs nothing")("any value")
+    assert (registry["bare"].make, registry["bare"].settings, registry["bare"].meaning) == ("any value", None, "needs nothing")
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:

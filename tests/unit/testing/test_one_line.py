@@ -30,13 +30,12 @@ LAST = """
 import numpy as np
 from fedloom.search.base import SURROGATES
 
+@SURROGATES.add("last", meaning="the last score")
 class Last:
     def __init__(self, encodings, scores):
         self.value = scores[-1]
     def predict(self, encodings):
         return np.full(len(encodings), self.value)
-
-SURROGATES["last"] = Last
 """
 DECODE = """
     def decode(self, genes):
