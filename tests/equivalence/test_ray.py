@@ -122,7 +122,7 @@ def test_a_cluster_without_room_is_refused(cluster: None, tiny: Tiny, nobody: Wa
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:port", "127.0.0.1:99999", "no-such-host.invalid:6379"])
 def test_an_address_where_nothing_listens_is_refused_at_once(address: str) -> None:
     """Ray itself would try for minutes."""
-    with pytest.raises(InvalidConfig, match=rf"Nothing answers at ray\.address={address} .*ray start --head"):
+    with pytest.raises(InvalidConfig, match=rf"There is no answer at ray\.address={address} .*ray start --head"):
         _refuse_silence(address)
 
 
