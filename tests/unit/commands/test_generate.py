@@ -127,7 +127,7 @@ def test_generate_refuses_other_spaces_and_variants(fedloom_: Fedloom, unguided_
         variant, InvalidConfig, unguided_darts, "but this darts has other genes, choices or another order", "fedloom pretrain darts"
     )
     other = fedloom_("generate", "darts", "--file", folder / "generator.safetensors")
-    check_refused(other, InvalidConfig, "is a generator for mobilenetv3 with 45 genes", "others in this darts")
+    check_refused(other, InvalidConfig, "is a generator for mobilenetv3 with 45 genes", "but this darts has other genes")
 
 
 def test_data_cannot_guide_without_a_predictor(fedloom_: Fedloom, unguided_darts: Path) -> None:
