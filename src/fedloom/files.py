@@ -6,9 +6,11 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import struct
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.messages import Array, Arrays
 
 DIGEST = 32  # hexadecimal digits in front of the facts
+CROWDED = (errno.EMFILE, errno.ENFILE)  # too many open files, of this process or of the machine: others may close theirs
+CROWDED_SECONDS = 60.0  # to wait for that
 
 
 def write_file(path: str | Path, data: bytes) -> None:
@@ -32,12 +36,16 @@ def write_file(path: str | Path, data: bytes) -> None:
         if path.exists() and not path.is_file():  # a folder, a device
             raise FileExistsError(errno.EEXIST, "it is a folder" if path.is_dir() else "it is not a plain file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _settle(path.parent)
+
+        def write() -> None:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _settle(path.parent)
+
+        _patiently(write, path)
     except OSError as error:
         with suppress(OSError):  # its folder may be the file that is in the way
             temporary.unlink()
@@ -85,11 +93,15 @@ def private(folder: Path) -> Iterator[None]:
 
 def append_lines(path: Path, lines: list[str]) -> None:
     """Add lines in one write; a kill in the middle leaves a torn last line, which readers drop."""
-    try:
+
+    def append() -> None:
         with open(path, "ab") as file:
             file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
+
+    try:
+        _patiently(append, path)
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -141,6 +153,21 @@ def _digest(arrays: Arrays, text: str) -> str:
         digest.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
         digest.update(np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _patiently(step: Callable[[], None], path: Path) -> None:
+    """Do it, and again while too many files are open; only opening one can fail so, and nothing is written before."""
+    until, told = time.monotonic() + CROWDED_SECONDS, False
+    while True:
+        try:
+            return step()
+        except OSError as error:
+            if error.errno not in CROWDED or time.monotonic() > until:
+                raise
+            if not told:
+                logging.getLogger(__name__).warning("%s waits: %s. Trying for %g seconds", path, error.strerror, CROWDED_SECONDS)
+                told = True
+        time.sleep(0.2)
 
 
 def _settle(folder: Path) -> None:

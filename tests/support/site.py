@@ -21,6 +21,7 @@ from fedloom.federation.agreement import Agreement, SiteSettings, read_agreement
 from fedloom.federation.certificates import make_certificates
 from fedloom.federation.site.participant import Participant
 from fedloom.federation.site.rounds import _answer
+from fedloom.federation.wire.refusals import Refusals
 from fedloom.federation.wire.messages import from_bytes, to_bytes
 from fedloom.federation.wire.signatures import opened
 from fedloom.methods.base import METHODS
@@ -117,5 +118,5 @@ class Line:
 def talk(place: Place, *arriving: Any) -> list[tuple[bytes | None, str]]:
     connection = Line(list(arriving), [])
     with pytest.raises(ConnectionRefused):
-        _answer(connection, place.participant, 0.01, place.said.append)  # type: ignore[arg-type]
+        _answer(connection, place.participant, 0.01, Refusals(place.said.append))  # type: ignore[arg-type]
     return connection.replies

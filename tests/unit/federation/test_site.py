@@ -20,6 +20,7 @@ from fedloom.federation.site import rounds as site_module
 from fedloom.federation.site.participant import own_data
 from fedloom.federation.site.rounds import _answer
 from fedloom.federation.wire.messages import to_bytes
+from fedloom.federation.wire.refusals import Refusals
 from support.checks import everything
 from support.federation import lines, write_digits
 from support.site import Line, Place, at, talk, write_agreement
@@ -188,7 +189,7 @@ def test_a_refused_instruction_is_explained_to_the_server(place: Place) -> None:
 def test_a_lost_connection_is_noticed(place: Place) -> None:
     connection = Line([None], [], lost=True)
     with pytest.raises(ConnectionRefused, match="does not know this connection any more"):
-        _answer(connection, place.participant, 0.01, place.said.append)  # type: ignore[arg-type]
+        _answer(connection, place.participant, 0.01, Refusals(place.said.append))  # type: ignore[arg-type]
 
 
 # -- starting ---------------------------------------------------------------------------------

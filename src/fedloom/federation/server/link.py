@@ -22,6 +22,7 @@ GLANCE = 0.05  # seconds between two looks for replies
 REFUSALS = 2  # reports that fail a check before their site is not asked again in that round
 LOSSES = 3  # times that a site may lose its connection in one round before it is not asked again
 AGAIN = 5.0  # seconds before those who failed are asked again, and at least between two lines that say who is waited for
+PAUSED = 15.0  # seconds between two looks, after which this process was stopped meanwhile
 
 
 class Transport(Protocol):
@@ -90,7 +91,9 @@ class FlowerLink:
         final = any(instruction.action == FINISH for instruction in instructions)
         needed = 0 if final else min(self._settings.minimum or len(by_site), len(by_site))
         round = Round(by_site, needed)
+        looked = time.monotonic()
         while not self._over(round):
+            looked = self._go_on(round, looked)
             self._ask(round)
             for reply in self._transport.replies(list(round.asked)):
                 if asked := round.asked.pop(reply.message, None):
@@ -99,6 +102,17 @@ class FlowerLink:
             time.sleep(GLANCE)
         self._transport.forget(list(round.asked))
         return list(round.reports.values())
+
+    def _go_on(self, round: Round, looked: float) -> float:
+        """The time; if this process did not run for long, nobody is late for that."""
+        now = time.monotonic()
+        if (pause := now - looked) > PAUSED:
+            self._say(f"The server did not run for {pause:.0f} seconds; time limits of {_which(round)} are that much longer")
+            for asked in round.asked.values():
+                asked.since += pause
+            if round.quiet_since is not None:
+                round.quiet_since += pause
+        return now
 
     def _over(self, round: Round) -> bool:
         if len(round.reports) == len(round.instructions):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -35,6 +36,9 @@ NEWCOMERS = "newcomers.safetensors"  # in the run folder
 def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) -> RunResult:
     """Run the rounds, from the first or from the last that was finished, until every site has its personal model."""
     need_flower()
+    with suppress(ValueError, OSError):  # not everywhere; the port keeps its connections few anyway
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings, own = agreement.settings, agreement.server
     keys = {name: public_key(Path(own.sites) / f"{name}.pub") for name in agreement.sites}
     sites = {name: public_bytes(key) for name, key in keys.items()}

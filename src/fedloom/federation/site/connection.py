@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedloom.core.errors import ConnectionRefused, one_line
-from fedloom.federation.wire.flower import as_record, from_record, need_flower
+from fedloom.core.errors import ConnectionRefused, one_line, printable
+from fedloom.federation.wire.flower import CHUNK, OUTER, as_record, joined, more_than, need_flower
 
 HEARTBEAT = 10.0  # seconds; after two without one the server takes the site for gone, and only then lets it in again
 
@@ -37,6 +37,8 @@ class Connection:
         signs = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, public)]
         self._client = FleetHttpClient(f"https://{server}", interceptors=signs, verify=ssl.create_default_context(cafile=str(authority)))
         self._client._client.follow_redirects = False  # a server must not send this site's requests to addresses of its choice
+        self._client._client.headers["accept-encoding"] = "identity"
+        self._client._client.event_hooks = {"response": [_bound]}
         request = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT)
         try:
             self._node = Node(node_id=self._ask(self._client.ActivateNode, request).node_id)
@@ -52,25 +54,26 @@ class Connection:
         """The next message, if there is one."""
         from flwr.common.serde import message_from_proto
         from flwr.proto.fleet_pb2 import PullMessagesRequest
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
         from flwr.supercore.inflatable.inflatable_protobuf_utils import (
             make_confirm_message_received_fn_protobuf,
             make_pull_object_fn_protobuf,
         )
-        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+        from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
         found = self._ask(self._client.PullMessages, PullMessagesRequest(node=self._node))
         if not found.messages_list:
             return None
         self._answered = False  # whoever sends the next has fetched the last
-        self._message, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
-        run, name = self._message.metadata.run_id, tree.object_id
+        try:
+            self._message, name = message_from_proto(found.messages_list[0]), found.message_object_trees[0].object_id
+        except Exception as error:  # whatever a stranger's bytes make of Flower
+            raise ConnectionRefused(f"The server's message is not readable ({printable(one_line(error))})") from error
         self._message.metadata.__dict__["_message_id"] = name
+        run = self._message.metadata.run_id
         pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        parts = [part.object_id for part in iterate_object_tree(tree)]
-        contents = self._ask(lambda names: pull_objects(names, pull_object_fn=pull), parts)
+        data = joined(name, lambda parts: self._ask(lambda names: pull_objects(names, pull_object_fn=pull), list(parts)), self._most)
         self._ask(make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run), name)
-        return from_record(inflate_object_from_contents(name, contents), self._most)
+        return data
 
     def reply(self, data: bytes | None, error: str = "") -> None:
         """Answer the message that was received last, with bytes or with why there are none."""
@@ -109,8 +112,10 @@ class Connection:
         except (httpx.HTTPError, OSError) as error:
             untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
             foreign = "its certificate is not signed by the authority this site trusts, or is for another name"
-            why = foreign if untrusted else one_line(error)
+            why = foreign if untrusted else printable(one_line(error))
             raise ConnectionRefused(f"The server does not answer: {why}", untrusted=untrusted) from error
+        except ValueError as error:  # not a message, or too large a one
+            raise ConnectionRefused(f"The server's answer is not readable ({printable(one_line(error))})") from error
 
     def _stay_alive(self) -> None:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -140,6 +145,30 @@ class Connection:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _bound(response: Any) -> None:
+    """Read no more of an answer than the largest can have: one part of a message, or a message without its parts."""
+    import httpx
+
+    most = OUTER + (CHUNK if response.request.url.path.endswith("/pull-object") else 0)
+    content = response.stream
+
+    class Bounded(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            read = 0
+            for piece in content:
+                read += len(piece)
+                if read > most:
+                    raise ValueError(more_than(most))
+                yield piece
+
+        def close(self) -> None:
+            content.close()
+
+    if "content-encoding" in response.headers:
+        raise ValueError("it is compressed, and may be of any size")
+    response.stream = Bounded()
 
 
 def _why(status: int) -> str:

@@ -17,7 +17,6 @@ from fedloom.core.errors import (
     InvalidConfig,
     UnusableFolder,
     one_line,
-    printable,
 )
 from fedloom.engine.newcomers import check_joinable, shared_state, welcome
 from fedloom.engine.store import Store, read_state
@@ -27,6 +26,7 @@ from fedloom.federation.site.connection import Connection
 from fedloom.federation.site.participant import Participant, Say
 from fedloom.federation.site.statement import LOG
 from fedloom.federation.wire.flower import need_flower
+from fedloom.federation.wire.refusals import Refusals
 from fedloom.federation.wire.signatures import private_key
 from fedloom.files import private, read_arrays
 
@@ -48,15 +48,16 @@ def attend(settings: SiteSettings, say: Say) -> Path:
         used = any((store.folder / name).exists() for name in ("ledger.jsonl", LOG, ANSWER))
         keep_to(agreement, store.folder, used, "folder")
         participant = Participant(settings, agreement, key, store, say)
+        refusals = Refusals(say)
         if participant.done:
             say(f"{settings.name} took part in this federation to its end. To take part in another run of it, choose another folder")
         while not participant.done:
             with _connected(settings, key, say) as connection:
                 say(f"{settings.name} is connected to {settings.server}")
                 try:
-                    _answer(connection, participant, settings.poll, say)
+                    _answer(connection, participant, settings.poll, refusals)
                 except ConnectionRefused as error:
-                    say(f"{error}. Trying again")
+                    refusals.add("connection", f"{error}. Trying again")
                     time.sleep(PAUSE)
         return participant.settle()
 
@@ -90,7 +91,7 @@ def _connected(settings: SiteSettings, key: Any, say: Say) -> Connection:
             pause = min(2 * pause, LONGEST)
 
 
-def _answer(connection: Connection, participant: Participant, poll: float, say: Say) -> None:
+def _answer(connection: Connection, participant: Participant, poll: float, refusals: Refusals) -> None:
     pause = SOON  # rarer and rarer looks: after an answer the next instruction is often not far
     while not participant.done:
         try:
@@ -98,7 +99,7 @@ def _answer(connection: Connection, participant: Participant, poll: float, say: 
         except ConnectionRefused:
             raise
         except Exception as error:  # whatever a stranger's bytes make of Flower
-            say(printable(f"Refused an instruction: it is not readable ({one_line(error)})"))
+            refusals.add("unreadable", f"Refused an instruction: it is not readable ({one_line(error)})")
             participant.answers.refuse("It was not readable")
             connection.reply(None, "the instruction was not readable")
             continue
@@ -115,7 +116,7 @@ def _answer(connection: Connection, participant: Participant, poll: float, say: 
             connection.reply(None, f"{type(error).__name__}; the site's own log says more")
             raise
         except FedloomError as error:
-            say(printable(f"Refused an instruction: {error}"))
+            refusals.add("instruction", f"Refused an instruction: {error}")
             participant.answers.refuse(str(error))
             # What went wrong with the site's own data is nobody else's business.
             connection.reply(None, str(error) if isinstance(error, BadMessage) else f"{type(error).__name__}; the site's own log says more")
