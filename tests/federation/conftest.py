@@ -1,4 +1,4 @@
-"""A site of a federation, before its first round and after two."""
+"""A site of a federation, before its first round and after two; a server's port, and a connection to it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.federation.site.connection import Connection
+from support.port import Port, listening
 from support.site import Place, at, write_agreement
 
 
@@ -37,3 +39,15 @@ def answered(agreed: Path, after_two_rounds: Path, tmp_path: Path) -> Iterator[P
     shutil.copytree(after_two_rounds, tmp_path / "digits")
     with at(agreed, tmp_path / "digits" / "north") as place:
         yield place
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[Port]:
+    with listening(tmp_path / "certs") as opened:
+        yield opened
+
+
+@pytest.fixture
+def north(port: Port) -> Iterator[Connection]:
+    with port.connect("north") as connection:
+        yield connection

@@ -22,7 +22,7 @@ GLANCE = 0.05  # seconds between two looks for replies
 REFUSALS = 2  # reports that fail a check before their site is not asked again in that round
 LOSSES = 3  # times that a site may lose its connection in one round before it is not asked again
 AGAIN = 5.0  # seconds before those who failed are asked again, and at least between two lines that say who is waited for
-PAUSED = 15.0  # seconds between two looks, after which this process was stopped meanwhile
+PAUSED = 15.0  # seconds between two looks for replies, after which this process must have been stopped
 
 
 class Transport(Protocol):
@@ -91,9 +91,11 @@ class FlowerLink:
         final = any(instruction.action == FINISH for instruction in instructions)
         needed = 0 if final else min(self._settings.minimum or len(by_site), len(by_site))
         round = Round(by_site, needed)
-        looked = time.monotonic()
-        while not self._over(round):
-            looked = self._go_on(round, looked)
+        clocks = _clocks()
+        while True:
+            clocks = self._go_on(round, clocks)
+            if self._over(round):
+                break
             self._ask(round)
             for reply in self._transport.replies(list(round.asked)):
                 if asked := round.asked.pop(reply.message, None):
@@ -103,16 +105,17 @@ class FlowerLink:
         self._transport.forget(list(round.asked))
         return list(round.reports.values())
 
-    def _go_on(self, round: Round, looked: float) -> float:
-        """The time; if this process did not run for long, nobody is late for that."""
-        now = time.monotonic()
-        if (pause := now - looked) > PAUSED:
-            self._say(f"The server did not run for {pause:.0f} seconds; time limits of {_which(round)} are that much longer")
+    def _go_on(self, round: Round, before: tuple[float, float]) -> tuple[float, float]:
+        """If this process was stopped, or its clock set, nobody is late for that, nor gone because their heartbeats are old."""
+        stopped, passed = (now - then for now, then in zip(_clocks(), before, strict=True))
+        if max(stopped, passed) > PAUSED:
+            self._say(f"The server did not run for {max(stopped, passed):.0f} seconds, or its clock was set. {_which(round)} goes on")
             for asked in round.asked.values():
-                asked.since += pause
+                asked.since += stopped
             if round.quiet_since is not None:
-                round.quiet_since += pause
-        return now
+                round.quiet_since += stopped
+            time.sleep(AGAIN)  # meanwhile sites say that they are there
+        return _clocks()
 
     def _over(self, round: Round) -> bool:
         if len(round.reports) == len(round.instructions):
@@ -228,6 +231,11 @@ class FlowerLink:
             process_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
         )
         self._record(entry)
+
+
+def _clocks() -> tuple[float, float]:
+    """One for time limits, which nobody sets but which may rest while the machine does, and the one that Flower goes by."""
+    return time.monotonic(), time.time()
 
 
 def _which(round: Round) -> str:

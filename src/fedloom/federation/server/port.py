@@ -7,15 +7,17 @@ first. A registered site has a few connections, and for each question it was ask
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto
 import base64
 import binascii
+import gc
 import logging
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,8 +31,8 @@ SLACK = 1 << 20  # bytes of a reply beside its payload
 TRIES = 3  # times that a site may announce a reply to one message
 STRANGERS = 64  # connections without a signed request so far
 GRACE = 10.0  # seconds until the first signed request
-EACH = 8  # connections of one site; it needs three
-STALLED = 60.0  # seconds without another byte of a request
+EACH = 6  # connections of one site; it needs three
+STALLED = 60.0  # seconds without another byte of a request or an answer
 KEEP_ALIVE = 15  # seconds between two requests; longer than a site keeps its end, so that it never sends into a closing one
 SMALL = 64 << 10  # bytes of all headers, or of a request that carries nothing
 REQUESTS = {  # what a site may ask for -> bytes it may have for that; push-object has those of a chunk
@@ -93,6 +95,11 @@ class Door(socket.socket):
         self._most = 2 * STRANGERS + EACH * sites  # with those that are being closed
         self._refusals = refusals
         self._visitors: dict[tuple[str, int], Visitor] = {}  # by address and port, in the order in which they came
+        self._accepted = 0  # since what asyncio leaves was last collected
+
+    def listen(self, backlog: int = 0, /) -> None:
+        """Let many wait to be accepted, however few are accepted at once: who finds no room there tries again after a second."""
+        super().listen(socket.SOMAXCONN)
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
@@ -106,6 +113,9 @@ class Door(socket.socket):
             connection.close()
             raise ConnectionAbortedError("the port is full")  # for asyncio: see to the others first
         self._visitors[address[:2]] = Visitor(connection, address[0], time.monotonic())
+        self._accepted += 1
+        if self._accepted >= STRANGERS:
+            self._collect()
         return connection, address
 
     def recognise(self, address: tuple[str, int], key: bytes) -> None:
@@ -116,9 +126,16 @@ class Door(socket.socket):
             if len(own) > EACH:
                 own[0].close()
 
+    def _collect(self) -> None:
+        """asyncio leaves what it had for a broken connection in cycles, with all that was to be sent."""
+        self._accepted = 0
+        gc.collect()
+
     def sweep(self) -> None:
         """Close what has shown no signed request in time."""
         now = time.monotonic()
+        if self._accepted >= EACH:
+            self._collect()
         for visitor in self._visitors.values():
             if not visitor.key and not visitor.shown_out and now - visitor.since > GRACE:
                 visitor.close()
@@ -133,6 +150,7 @@ class Guard:
         self._app, self._most, self._refusals = app, most + SLACK, refusals
         self._public = {key: bytes_to_public_key(key) for key in keys}
         self._accounts = {key: Account() for key in keys}
+        self._fetching = {key: asyncio.Lock() for key in keys}  # one part of a message at a time
         self._limits = {**REQUESTS, "push-object": min(REQUESTS["push-object"], self._most)}
         self.door: Door | None = None
 
@@ -169,10 +187,12 @@ class Guard:
         async def watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and (status := message["status"]) >= 400:
                 self._refusals.add(status, f"{about}: {REFUSALS.get(status, f'Flower says {status}')}")
-            await send(message)
+            for piece in pieces(message):  # each when the last was taken, so that an answer nobody reads is not in every buffer
+                await asyncio.wait_for(send(piece), STALLED)
 
         if body is not None:
-            await self._app(scope, read, watched)
+            async with self._fetching[key] if what == "pull-object" else nullcontext():
+                await self._app(scope, read, watched)
 
     def _whose(self, headers: dict[bytes, bytes]) -> bytes:
         """The registered key that signed this request, in its headers."""
@@ -203,7 +223,7 @@ class Guard:
             account.announced += 1
             if account.announced > TRIES:
                 raise Refused(429, f"its site has announced more than {TRIES} replies since it was asked")
-        read, pieces = 0, []
+        read, parts = 0, []
         while True:
             try:
                 message = await asyncio.wait_for(receive(), STALLED)
@@ -219,10 +239,10 @@ class Guard:
                 account.taken += len(piece)
                 if account.taken > self._most:
                     raise Refused(429, f"its site has sent {account.taken:,} bytes since it was asked, {more_than(self._most)}")
-            pieces.append(piece)
+            parts.append(piece)
             if not message.get("more_body"):
                 break
-        body = b"".join(pieces)
+        body = b"".join(parts)
         if what == "push-messages":
             self._check_announced(body)
         return body
@@ -264,7 +284,7 @@ class Port:
             ssl_certfile=str(certificate),
             ssl_keyfile=str(key),
             h11_max_incomplete_event_size=SMALL,
-            backlog=STRANGERS,  # also how many are accepted before anything else is done
+            backlog=STRANGERS,  # how many are accepted before anything else is done
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=5,
         )
@@ -273,6 +293,7 @@ class Port:
         except OSError as error:  # SSLError is one
             door.close()
             raise InvalidConfig(f"{certificate} and {key} are no certificate and its key ({one_line(error)})", key="certificate") from error
+        asyncio.sslproto.SSLProtocol.max_size = SMALL  # bytes that every connection has, used or not
         for name in ("uvicorn", "uvicorn.error", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -294,6 +315,16 @@ class Port:
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join(timeout=10)
+
+
+def pieces(message: MutableMapping[str, Any]) -> Iterator[MutableMapping[str, Any]]:
+    """A part of an answer in parts of its own, if it is large."""
+    body, more = message.get("body", b""), message.get("more_body", False)
+    if len(body) <= SMALL:
+        yield message
+        return
+    for start in range(0, len(body), SMALL):
+        yield {**message, "body": body[start : start + SMALL], "more_body": more or start + SMALL < len(body)}
 
 
 def decoded(text: bytes) -> bytes:
