@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
@@ -95,8 +96,10 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["fedloom.commands.app", "flwr.supernode.fleet_http_client", "flwr.superlink.routers.fleet.router"])
 
 
-def _fedloom(folder: Path, log: Path, arguments: Sequence[str]) -> None:
-    """The command, in a process of its own."""
+def _fedloom(folder: Path, log: Path, arguments: Sequence[str], files: int) -> None:
+    """The command, in a process of its own. files: how many it may have open; 0 leaves that as it is."""
+    if files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files // 2, files))
     out = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -147,16 +150,16 @@ class Federation:
     def file(self) -> Path:
         return self.folder / "federation.toml"
 
-    def serve(self) -> Running:
-        return self._start("server", "serve", "federation.toml")
+    def serve(self, files: int = 0) -> Running:
+        return self._start("server", "serve", "federation.toml", files=files)
 
     def site(self, name: str) -> Running:
         return self._start(name, "site", f"{name}.toml")
 
-    def _start(self, name: str, *arguments: str) -> Running:
+    def _start(self, name: str, *arguments: str, files: int = 0) -> Running:
         log = self.folder / f"{name}.log"
         log.touch()
-        began, process = log.stat().st_size, PROCESSES.Process(target=_fedloom, args=(self.folder, log, arguments))
+        began, process = log.stat().st_size, PROCESSES.Process(target=_fedloom, args=(self.folder, log, arguments, files))
         process.start()
         self.running.append(Running(name, process, log, began))
         return self.running[-1]
