@@ -73,6 +73,8 @@ def test_idle_connections_do_not_end_a_server(tmp_path: Path, nobody: Watcher) -
     with federation(tmp_path) as made:
         server = made.serve(files=1024)
         server.wait_for("Listening")
+        (limits,) = (line for line in Path(f"/proc/{server.process.pid}/limits").read_text().splitlines() if "open files" in line)
+        assert limits.split()[3:5] == ["1024", "1024"]  # it began with half of what it may have
         before = memory_mb(server.process.pid)
         siege = Siege(made.port)
         siege.start()
