@@ -21,8 +21,8 @@ from fedloom.federation.agreement import Agreement, SiteSettings, read_agreement
 from fedloom.federation.certificates import make_certificates
 from fedloom.federation.site.participant import Participant
 from fedloom.federation.site.rounds import _answer
-from fedloom.federation.wire.refusals import Refusals
 from fedloom.federation.wire.messages import from_bytes, to_bytes
+from fedloom.federation.wire.refusals import Refusals
 from fedloom.federation.wire.signatures import opened
 from fedloom.methods.base import METHODS
 from fedloom.testing import tiny_file
