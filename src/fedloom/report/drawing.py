@@ -67,11 +67,11 @@ def draw(drawing: Drawing, title: str, subtitle: str = "") -> str:
     else:
         for graph in drawing:
             y = _draw_cell(sheet, graph, y) + 2 * GAP
-    _draw_legend(sheet, _labels(drawing), y)
+    _draw_legend(sheet, labels_of(drawing), y)
     return sheet.finish(title, _in_words(drawing))
 
 
-def _labels(drawing: Drawing) -> list[str]:
+def labels_of(drawing: Drawing) -> list[str]:
     if isinstance(drawing, BlockDiagram):
         return [box.label for _, boxes in drawing.stages for box in boxes]
     return [operation for graph in drawing for _, _, operation in graph.edges if operation]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -28,7 +28,8 @@ SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 MARKS = ("o", "s", "^", "D", "v", "P")
 INK, FAINT = "#1b1b1a", "#8a8a86"
 WIDTHS = {"half": 4.6, "third": 3.1}  # inches; a page shows them in so many columns, and a phone in one
-KINDS = ("svg", "png", "pdf")
+DATED = {"svg": ("Date", "Creator"), "png": ("Software",), "pdf": ("CreationDate", "Creator", "Producer")}  # what files do not say
+KINDS = tuple(DATED)
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "pdf.fonttype": 42,
@@ -124,19 +125,14 @@ class Missing:
 Shown = Figure | Missing
 
 
-def pictures(figure: Figure, kinds: Sequence[str] = KINDS) -> dict[str, bytes]:
-    """Files for a paper, the same bytes for the same numbers."""
-    stable = {
-        "svg": {"Date": None, "Creator": None},
-        "png": {"Software": None},
-        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    }
-    return {kind: _drawn(figure, kind, titled=True, dpi=300, metadata=stable[kind]) for kind in kinds}
+def pictures(figure: Figure) -> dict[str, bytes]:
+    """Files for a paper."""
+    return {kind: _drawn(figure, kind, titled=True, dpi=300) for kind in KINDS}
 
 
 def page_svg(figure: Figure) -> str:
     """For the inside of a page: no size of its own, names of parts that no other figure has, colours from the style sheet."""
-    text = _drawn(figure, "svg", titled=False, dpi=144, metadata={"Date": None, "Creator": None}, transparent=True).decode()
+    text = _drawn(figure, "svg", titled=False, dpi=144, transparent=True).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     head, body = text.split(">", 1)
@@ -175,6 +171,15 @@ def _drawn(figure: Figure, kind: str, titled: bool, **saving: Any) -> bytes:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if titled:  # above the axes' legend, where that stands on top
             canvas.suptitle(plain(figure.title), x=0.01, ha="left", weight="bold")
-        file = BytesIO()
-        canvas.savefig(file, format=kind, **saving)
+        return saved(canvas, kind, **saving)
+
+
+def saved(canvas: Any, kind: str, **saving: Any) -> bytes:
+    """The same bytes for the same numbers."""
+    file = BytesIO()
+    canvas.savefig(file, format=kind, metadata=dict.fromkeys(DATED[kind]), **saving)
     return file.getvalue()
+
+
+def draw_dots(axes: Any, x: Any, y: Any, colour: str, size: float, alpha: float, mark: str = "o", name: str | None = None) -> None:
+    axes.plot(x, y, ls="", marker=mark, ms=size, mew=0, color=colour, alpha=alpha, label=name)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from itertools import cycle
 from typing import Any
+
+from fedloom.report.figure import saved
 
 STYLES = (
     {"color": "#d95f02", "linestyle": "--"},
@@ -88,9 +89,4 @@ def _pictures(width: float, height: float, fill: Callable[[Any], None]) -> dict[
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedloom"}):
         figure = Figure(figsize=(width, height), layout="constrained")
         fill(figure)
-        pictures = {}
-        for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
-            file = BytesIO()
-            figure.savefig(file, format=kind, dpi=150, metadata=metadata)
-            pictures[kind] = file.getvalue()
-        return pictures
+        return {kind: saved(figure, kind, dpi=150) for kind in ("svg", "png")}

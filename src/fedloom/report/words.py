@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fedloom.maths.paired import PairedDifference
+
 NOT_XML = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what no page may hold, and control characters
 TIGHT = "\u00a0"  # a number and its unit stay on one line
 LONGEST = 80  # letters of a name that is shown
@@ -26,6 +28,14 @@ def points(share: float | None) -> str:
         return "–"
     text = f"{100 * share:+.1f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+def difference_words(found: PairedDifference | None) -> tuple[str, str, str]:
+    """Mean, interval and p of a paired difference, for a table."""
+    if found is None:
+        return "–", "–", "–"
+    between = "–" if found.low is None or found.high is None else f"{points(found.low)} to {points(found.high)}"
+    return points(found.mean), between, f"{found.p:.2g}"
 
 
 def count(number: float) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from fedloom.core.result import ClientResult
 from fedloom.maths.ranking import spearman
-from fedloom.report.figure import BLUE, FAINT, GREEN, INK, SERIES, VERMILION, Axis, Figure, Missing, Numbers, Shown
+from fedloom.report.figure import BLUE, FAINT, GREEN, INK, SERIES, VERMILION, Axis, Figure, Missing, Numbers, Shown, draw_dots
 from fedloom.report.view import Baseline, RunView
 from fedloom.report.words import byte_count, correlation, count, listed, many, percent, plain, points
 
@@ -36,16 +37,20 @@ def client_bars(run: RunView, baselines: Sequence[Baseline]) -> Shown:
     by_method = {baseline.method: baseline for baseline in baselines}
     named = len(ranked) <= NAMED
 
+    def marks(method: str) -> tuple[list[int], list[float]]:
+        """Places among the ranked of the clients that a baseline has too, and their accuracies there."""
+        known = by_method[method].accuracies
+        shared = [place for place, client in enumerate(ranked) if client.name in known]
+        return shared, [100 * known[ranked[place].name] for place in shared]
+
     def fill_named(axes: Any) -> None:
         places = range(len(ranked))
         axes.barh(places, [100 * client.test_accuracy for client in ranked], color=BLUE, alpha=0.75, height=0.72, label=run.method)
         for method, mark, colour in (("local", "|", VERMILION), ("fedavg", "d", GREEN)):
             if method in by_method:
-                known = [
-                    (100 * by_method[method].accuracies[c.name], i) for i, c in enumerate(ranked) if c.name in by_method[method].accuracies
-                ]
+                shared, accuracies = marks(method)
                 style = {"mew": 2, "ms": 9} if mark == "|" else {"ms": 4}
-                axes.plot([x for x, _ in known], [y for _, y in known], ls="", marker=mark, color=colour, label=method, **style)
+                axes.plot(accuracies, shared, ls="", marker=mark, color=colour, label=method, **style)
         if "local" in by_method:
             own = gains(run, by_method["local"])
             for i, client in enumerate(ranked):
@@ -64,12 +69,8 @@ def client_bars(run: RunView, baselines: Sequence[Baseline]) -> Shown:
         axes.bar(places, [100 * client.test_accuracy for client in ranked], color=BLUE, alpha=0.6, width=1.0, label=run.method)
         for method, mark, colour in (("local", "_", VERMILION), ("fedavg", ".", GREEN)):
             if method in by_method:
-                known = [
-                    (i, 100 * by_method[method].accuracies[c.name])
-                    for i, c in zip(places, ranked, strict=True)
-                    if c.name in by_method[method].accuracies
-                ]
-                axes.plot([x for x, _ in known], [y for _, y in known], ls="", marker=mark, ms=3, color=colour, label=method)
+                shared, accuracies = marks(method)
+                axes.plot([place + 1 for place in shared], accuracies, ls="", marker=mark, ms=3, color=colour, label=method)
         axes.set_ylim(0, 102)
         axes.grid(axis="x", visible=False)
         _legend(axes)
@@ -113,8 +114,7 @@ def strips(key: str, title: str, groups: Mapping[str, Sequence[float]], said: st
         for place, (values, colour) in enumerate(zip(groups.values(), cycle(SERIES))):
             ranked = np.sort(np.asarray(values))
             aside = 0.24 * np.sin(2.4 * np.arange(len(ranked)))  # so that dots do not hide each other; the same every time
-            style = {"ms": 4 if len(ranked) <= NAMED else 2.5, "mew": 0, "alpha": 0.6}
-            axes.plot(place + aside, 100 * ranked, ls="", marker="o", color=colour, **style)
+            draw_dots(axes, place + aside, 100 * ranked, colour, 4 if len(ranked) <= NAMED else 2.5, 0.6)
             axes.plot([place - 0.36, place + 0.36], [100 * ranked.mean()] * 2, color=INK, lw=1.6)
         axes.set_xticks(range(len(groups)), [plain(name, 18) for name in groups], rotation=30 if len(groups) > 5 else 0)
         axes.set_xlim(-0.6, len(groups) - 0.4)
@@ -140,7 +140,7 @@ def against_alone(run: RunView, baselines: Sequence[Baseline]) -> Shown:
         for better, colour, mark in ((True, BLUE, "o"), (False, VERMILION, "s")):
             some = [(x, y) for x, y in pairs if (y >= x) == better]
             name = "better with it, or equal" if better else "better alone"
-            axes.plot([x for x, _ in some], [y for _, y in some], ls="", marker=mark, ms=4, mew=0, alpha=0.75, color=colour, label=name)
+            draw_dots(axes, [x for x, _ in some], [y for _, y in some], colour, 4, 0.75, mark, name)
         axes.legend(loc="lower right")
 
     related = spearman([x for x, _ in pairs], [y - x for x, y in pairs])
@@ -166,16 +166,8 @@ def against_alone(run: RunView, baselines: Sequence[Baseline]) -> Shown:
 
 def against_images(run: RunView) -> Shown:
     """Whether those with little data are left behind."""
-    return _against(
-        run,
-        "accuracy-against-images",
-        "training images",
-        Axis("training images of a client", "number"),
-        lambda client: client.train_examples,
-        lambda images: f"{images:,.0f} images",
-        "half",
-        2.9,
-    )
+    axis = Axis("training images of a client", "number")
+    return _against(run, "images", "training images", axis, 1, attrgetter("train_examples"), "{:,.0f} images".format, "half", 2.9)
 
 
 def _legend(axes: Any) -> None:
@@ -215,30 +207,15 @@ def _said_of_clients(run: RunView, ranked: Sequence[ClientResult], local: Baseli
 # -- accuracy against cost ---------------------------------------------------------------
 def cost_figures(run: RunView) -> list[Shown]:
     """Against parameters, multiply-accumulates and bytes."""
-    sizes: list[tuple[str, str, Axis, Callable[[ClientResult], float], Callable[[float], str]]] = [
-        (
-            "parameters",
-            "parameters",
-            Axis("parameters of its network", "thousands"),
-            lambda client: client.parameters / 1e3,
-            lambda x: count(1e3 * x),
-        ),
-        (
-            "macs",
-            "multiply-accumulates",
-            Axis("multiply-accumulates per image", "millions"),
-            lambda client: client.macs / 1e6,
-            lambda x: count(1e6 * x),
-        ),
-        (
-            "bytes",
-            "bytes sent both ways",
-            Axis("sent and received in the whole run", "MB"),
-            lambda client: run.course.bytes_of.get(client.name, 0) / 1e6,
-            lambda x: byte_count(1e6 * x),
-        ),
+
+    def sent(client: ClientResult) -> int:
+        return run.course.bytes_of.get(client.name, 0)
+
+    return [
+        _against(run, "parameters", "parameters", Axis("parameters of its network", "thousands"), 1e3, attrgetter("parameters"), count),
+        _against(run, "macs", "multiply-accumulates", Axis("multiply-accumulates per image", "millions"), 1e6, attrgetter("macs"), count),
+        _against(run, "bytes", "bytes sent both ways", Axis("sent and received in the whole run", "MB"), 1e6, sent, byte_count),
     ]
-    return [_against(run, f"accuracy-against-{key}", name, axis, size, shown) for key, name, axis, size, shown in sizes]
 
 
 def _against(
@@ -246,11 +223,13 @@ def _against(
     key: str,
     name: str,
     axis: Axis,
+    unit: float,
     size: Callable[[ClientResult], float],
     shown: Callable[[float], str],
     width: str = "third",
     height: float = 2.3,
 ) -> Shown:
+    """unit: what stands as 1 on the axis."""
     title = f"Accuracy against {name}"
     if not run.clients:
         return Missing(title, no_clients(run))
@@ -258,7 +237,7 @@ def _against(
     accuracies = [100 * client.test_accuracy for client in run.clients]
 
     def fill(axes: Any) -> None:
-        axes.plot(sizes, accuracies, ls="", marker="o", ms=4 if len(sizes) <= NAMED else 2.8, color=BLUE, alpha=0.7, mew=0)
+        draw_dots(axes, [number / unit for number in sizes], accuracies, BLUE, 4 if len(sizes) <= NAMED else 2.8, 0.7)
         axes.set_xlim(left=0)
 
     low, high = shown(min(sizes)), shown(max(sizes))
@@ -272,4 +251,4 @@ def _against(
         said = f"From {low} to {high}; accuracy is {strength} (rank correlation {correlation(related)})."
     rows = tuple((plain(client.name), shown(size(client)), percent(client.test_accuracy)) for client in run.by_accuracy)
     numbers = Numbers(("client", name, "test accuracy"), rows)
-    return Figure(key, title, axis, Axis("test accuracy", "%"), said, fill, numbers, width, height)
+    return Figure(f"accuracy-against-{key}", title, axis, Axis("test accuracy", "%"), said, fill, numbers, width, height)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ import numpy as np
 from fedloom.maths.paired import PairedDifference, paired_difference
 from fedloom.report.charts.clients import NAMED, strips
 from fedloom.report.charts.rounds import ROUND, binned, thinning
-from fedloom.report.figure import FAINT, MARKS, SERIES, Axis, Figure, Missing, Numbers, Shown
+from fedloom.report.figure import FAINT, MARKS, SERIES, Axis, Figure, Missing, Numbers, Shown, draw_dots
 from fedloom.report.view import RunView
-from fedloom.report.words import byte_count, count, duration, listed, many, percent, plain, points
+from fedloom.report.words import byte_count, count, duration, listed, many, percent, plain
 
+SECONDS, BYTES_UP, TRAINED_MACS = map(attrgetter, ("seconds", "course.totals.bytes_up", "course.totals.trained_macs"))  # of a run
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 
 
@@ -132,17 +134,9 @@ def sorted_differences(groups: Sequence[Group]) -> Shown:
         axes.axhline(0, color=FAINT, lw=0.8)
         # the first colour and mark are the first group's, which is the line at 0
         for (name, values), colour, mark in zip(found.items(), cycle(SERIES[1:]), cycle(MARKS[1:])):
-            size = 3.5 if len(values) <= NAMED else 1.5
-            axes.plot(
-                np.linspace(0, 100, len(values)) if len(values) > 1 else [50],
-                values,
-                color=colour,
-                lw=0.8,
-                marker=mark,
-                ms=size,
-                mew=0,
-                label=plain(name, 24),
-            )
+            places = np.linspace(0, 100, len(values)) if len(values) > 1 else [50]
+            style = {"color": colour, "lw": 0.8, "marker": mark, "ms": 3.5 if len(values) <= NAMED else 1.5, "mew": 0}
+            axes.plot(places, values, label=plain(name, 24), **style)
         axes.legend(loc="upper left")
 
     said = f"Below 0 a client is better off under {first.name}: " + listed(
@@ -159,22 +153,17 @@ def sorted_differences(groups: Sequence[Group]) -> Shown:
 
 # -- cost --------------------------------------------------------------------------------
 def cost_points(groups: Sequence[Group]) -> list[Shown]:
-    def bytes_up(run: RunView) -> float:
-        return run.course.totals.bytes_up / 1e6
-
-    def trained(run: RunView) -> float:
-        return run.course.totals.trained_macs / 1e9
-
     return [
-        _points(groups, "bytes", "bytes sent up", Axis("sent up by all clients", "MB"), bytes_up, lambda x: byte_count(1e6 * x)),
-        _points(groups, "macs", "training", Axis("multiply-accumulates trained", "billions"), trained, lambda x: count(1e9 * x)),
-        _points(groups, "time", "time", Axis("wall time", "seconds"), lambda run: run.seconds, duration),
+        _points(groups, "bytes", "bytes sent up", Axis("sent up by all clients", "MB"), 1e6, BYTES_UP, byte_count),
+        _points(groups, "macs", "training", Axis("multiply-accumulates trained", "billions"), 1e9, TRAINED_MACS, count),
+        _points(groups, "time", "time", Axis("wall time", "seconds"), 1, SECONDS, duration),
     ]
 
 
 def _points(
-    groups: Sequence[Group], key: str, name: str, axis: Axis, number: Callable[[RunView], float], shown: Callable[[float], str]
+    groups: Sequence[Group], key: str, name: str, axis: Axis, unit: float, number: Callable[[RunView], float], shown: Callable[[float], str]
 ) -> Shown:
+    """unit: what stands as 1 on the axis."""
     title = f"Accuracy against {name}"
     whole = [group for group in groups if group.finished]
     if not whole:
@@ -182,19 +171,9 @@ def _points(
 
     def fill(axes: Any) -> None:
         for group, colour, mark in zip(whole, cycle(SERIES), cycle(MARKS)):
-            places = [number(run) for run in group.finished]
-            axes.plot(
-                places,
-                [100 * (run.mean or 0) for run in group.finished],
-                ls="",
-                marker=mark,
-                ms=5,
-                mew=0,
-                alpha=0.85,
-                color=colour,
-                label=plain(group.name, 24),
-            )
-        axes.set_xlim(left=-0.04 * max(number(run) for group in whole for run in group.finished))
+            places, accuracies = zip(*((number(run) / unit, 100 * (run.mean or 0)) for run in group.finished), strict=True)
+            draw_dots(axes, places, accuracies, colour, 5, 0.85, mark, plain(group.name, 24))
+        axes.set_xlim(left=-0.04 * max(number(run) for group in whole for run in group.finished) / unit)
         axes.margins(y=0.15)
         axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3, borderaxespad=0.2, handletextpad=0.2, columnspacing=1)
 
@@ -248,12 +227,3 @@ def _mean_stages(group: Group) -> dict[str, float]:
         for stage, seconds in run.course.totals.stages.items():
             together[stage] = together.get(stage, 0.0) + seconds / len(group.runs)
     return together
-
-
-def difference_words(first: Group, other: Group) -> tuple[str, str, str]:
-    """Mean, interval and p of the paired difference, for a table."""
-    found = difference(first, other)
-    if found is None:
-        return "–", "–", "–"
-    between = "–" if found.low is None or found.high is None else f"{points(found.low)} to {points(found.high)}"
-    return points(found.mean), between, f"{found.p:.2g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedloom.report.figure import BLUE, ORANGE, Axis, Figure, Missing, Numbers, Shown
@@ -29,14 +30,8 @@ def time_by_stage(run: RunView) -> Shown:
     unit = 60 if minutes else 1
 
     def fill(axes: Any) -> None:
-        names = [plain(stage, 24) for stage, _ in stages]
-        axes.barh(range(len(stages)), [seconds / unit for _, seconds in stages], color=BLUE, alpha=0.75, height=0.7)
-        for i, (_, seconds) in enumerate(stages):
-            axes.annotate(duration(seconds), (seconds / unit, i), xytext=(3, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(stages)), names)
-        axes.set_ylim(len(stages) - 0.4, -0.6)
+        _draw_bars(axes, stages, unit, duration, color=BLUE, alpha=0.75, height=0.7)
         axes.set_xlim(0, 1.18 * stages[0][1] / unit or 1)
-        axes.grid(axis="y", visible=False)
 
     first, seconds = stages[0]
     share = percent(seconds / total if total else 0, 0)
@@ -63,13 +58,8 @@ def bytes_by_field(run: RunView) -> Shown:
     ranked = sorted(fields.items(), key=lambda item: -item[1])
 
     def fill(axes: Any) -> None:
-        axes.barh(range(len(ranked)), [size / 1e6 for _, size in ranked], color=ORANGE, alpha=0.85, height=0.6)
-        for i, (_, size) in enumerate(ranked):
-            axes.annotate(byte_count(size), (size / 1e6, i), xytext=(3, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(ranked)), [plain(name, 24) for name, _ in ranked])
-        axes.set_ylim(len(ranked) - 0.4, -0.6)
+        _draw_bars(axes, ranked, 1e6, byte_count, color=ORANGE, alpha=0.85, height=0.6)
         axes.set_xlim(0, 1.2 * ranked[0][1] / 1e6)
-        axes.grid(axis="y", visible=False)
 
     name, size = ranked[0]
     said = (
@@ -80,3 +70,13 @@ def bytes_by_field(run: RunView) -> Shown:
     numbers = Numbers(("field", "in the whole run", "per report, mean"), rows)
     height = 1.0 + 0.24 * max(len(ranked), 3)
     return Figure("bytes-by-field", title, Axis("bytes up", "MB"), Axis("field", "largest first"), said, fill, numbers, height=height)
+
+
+def _draw_bars(axes: Any, sizes: Sequence[tuple[str, float]], unit: float, shown: Callable[[float], str], **style: Any) -> None:
+    """One below the other, each with its name and its size in words."""
+    axes.barh(range(len(sizes)), [size / unit for _, size in sizes], **style)
+    for place, (_, size) in enumerate(sizes):
+        axes.annotate(shown(size), (size / unit, place), xytext=(3, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(sizes)), [plain(name, 24) for name, _ in sizes])
+    axes.set_ylim(len(sizes) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)

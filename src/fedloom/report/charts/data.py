@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedloom.core.architecture import Architecture
 from fedloom.maths.ranking import above_diagonal, spearman
-from fedloom.report.figure import BLUE, FAINT, ORANGE, VERMILION, Axis, Figure, Missing, Numbers, Shown
+from fedloom.report.figure import BLUE, FAINT, ORANGE, VERMILION, Axis, Figure, Missing, Numbers, Shown, draw_dots
 from fedloom.report.view import Holdings, RunView
 from fedloom.report.words import correlation, listed, many, percent, plain
 
@@ -93,10 +93,7 @@ def show_shares(axes: Any, shares: Matrix, colour: str) -> None:
 
 
 def _name_ticks(axis: Any, names: Sequence[str], rotate: bool = False) -> None:
-    if len(names) <= NAMED:
-        axis.set_ticks(range(len(names)), [plain(name, 16) for name in names], rotation=90 if rotate else 0)
-        return
-    step = -(-len(names) // 20)
+    step = 1 if len(names) <= NAMED else -(-len(names) // 20)
     axis.set_ticks(range(0, len(names), step), [plain(name, 16) for name in names[::step]], rotation=90 if rotate else 0)
 
 
@@ -191,9 +188,8 @@ def _pairs(title: str, data: Matrix, built: Matrix) -> Figure:
     every = -(-len(x) // MOST_PAIRS)
 
     def fill(axes: Any) -> None:
-        axes.plot(
-            x[::every], y[::every], ls="", marker="o", ms=3 if len(x) <= 200 else 2, mew=0, color=BLUE, alpha=0.5 if len(x) <= 200 else 0.25
-        )
+        size, alpha = (3, 0.5) if len(x) <= 200 else (2, 0.25)
+        draw_dots(axes, x[::every], y[::every], BLUE, size, alpha)
 
     if related is None:
         said = "All pairs are equally alike in data or in architecture, so neither follows the other."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,11 @@ def thinning(bins: Sequence[Bin], by_round: Mapping[int, Sequence[float]]) -> st
     return f"Each point stands for {size} rounds." if size > 1 else ""
 
 
-def draw_band(axes: Any, bins: Sequence[Bin], colour: str, name: str) -> None:
+def draw_band(axes: Any, bins: Sequence[Bin], colour: str, name: str, scale: int = 100) -> None:
     places = [one.place for one in bins]
-    axes.fill_between(places, [100 * b.quantile(0.1) for b in bins], [100 * b.quantile(0.9) for b in bins], color=colour, alpha=0.18, lw=0)
-    axes.plot(places, [100 * one.mean for one in bins], color=colour, label=name, marker="o" if len(bins) < 30 else "")
+    low, high = ([scale * one.quantile(share) for one in bins] for share in (0.1, 0.9))
+    axes.fill_between(places, low, high, color=colour, alpha=0.18, lw=0)
+    axes.plot(places, [scale * one.mean for one in bins], color=colour, label=name, marker="o" if len(bins) < 30 else "")
 
 
 def from_to(bins: Sequence[Bin]) -> str:
@@ -165,9 +166,7 @@ def _surrogate(run: RunView) -> Shown:
 
     def fill(axes: Any) -> None:
         axes.axhline(0, color=FAINT, lw=0.8)
-        places = [one.place for one in bins]
-        axes.fill_between(places, [b.quantile(0.1) for b in bins], [b.quantile(0.9) for b in bins], color=GREEN, alpha=0.18, lw=0)
-        axes.plot(places, [b.mean for b in bins], color=GREEN, marker="o" if len(bins) < 30 else "", label="")
+        draw_band(axes, bins, GREEN, "", scale=1)
         axes.set_ylim(-1.05, 1.05)
 
     said = (
@@ -182,10 +181,10 @@ def _surrogate(run: RunView) -> Shown:
     return Figure("surrogate", title, ROUND, vertical, said, fill, numbers, "third", SMALL, thinning(bins, run.course.notes[name]))
 
 
-SHARES = {
-    "unique_share": ("different from each other", BLUE),
-    "known_share": ("already in the population", ORANGE),
-    "over_budget_share": ("over the budget", VERMILION),
+SHARES = {  # name -> in the legend, its colour, in a sentence
+    "unique_share": ("different from each other", BLUE, "are different ones"),
+    "known_share": ("already in the population", ORANGE, "were in the population already"),
+    "over_budget_share": ("over the budget", VERMILION, "were over the budget"),
 }
 
 
@@ -198,13 +197,14 @@ def _generator(run: RunView) -> Shown:
 
     def fill(axes: Any) -> None:
         for name, bins in courses.items():
-            label, colour = SHARES[name]
+            label, colour, _ = SHARES[name]
             draw_band(axes, bins, colour, label)
         axes.set_ylim(-4, 104)
         axes.legend(loc="center right")
 
     shares = {name: float(np.mean([value for one in bins for value in one.values])) for name, bins in courses.items()}
-    said = "Of the architectures drawn in a participation " + ", ".join(_said_of_shares(shares)) + ", on average. "
+    each = ", ".join(f"{percent(share)} {SHARES[name][2]}" for name, share in shares.items())
+    said = f"Of the architectures drawn in a participation {each}, on average. "
     said += "Every draw is valid by construction: it is decoded to the nearest architecture of the space."
     first = next(iter(courses.values()))
     rows = tuple((b.name, *(percent(bins[i].mean) if i < len(bins) else "–" for bins in courses.values())) for i, b in enumerate(first))
@@ -212,16 +212,6 @@ def _generator(run: RunView) -> Shown:
     vertical = Axis("share of what was drawn", "%")
     thinned = thinning(first, notes[next(iter(courses))])
     return Figure("generator", title, ROUND, vertical, said, fill, numbers, "third", SMALL, thinned)
-
-
-def _said_of_shares(shares: Mapping[str, float]) -> Iterator[str]:
-    words = {
-        "unique_share": "{} are different ones",
-        "known_share": "{} were in the population already",
-        "over_budget_share": "{} were over the budget",
-    }
-    for name, share in shares.items():
-        yield words[name].format(percent(share))
 
 
 def other_notes(run: RunView) -> Numbers | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedloom.core.result import mean_and_std
 from fedloom.maths.paired import PairedDifference, paired_difference
 from fedloom.report.charts.clients import gains
+from fedloom.report.page.blocks import missing
 from fedloom.report.page.html import Html, joined, tag, ticked
 from fedloom.report.view import BASELINES, Baseline, RunView
-from fedloom.report.words import TIGHT, byte_count, count, duration, listed, many, percent, plain, points
+from fedloom.report.words import TIGHT, byte_count, count, difference_words, duration, listed, many, percent, plain, points
 
 NOTICED = 5e-4  # a difference of accuracy that is shown as one
 
@@ -27,9 +29,9 @@ def answers(run: RunView, baselines: Sequence[Baseline]) -> list[Answer]:
     return [_helped(run, baselines), _failed(run, baselines), _got(run), _paid(run), _left(run)]
 
 
-def answers_block(run: RunView, baselines: Sequence[Baseline]) -> Html:
+def answers_block(answers: Sequence[Answer]) -> Html:
     rows = []
-    for answer in answers(run, baselines):
+    for answer in answers:
         question = tag("a", answer.question, href=f"#{answer.section}")
         rows.append(
             tag(
@@ -101,10 +103,8 @@ def _got(run: RunView) -> Answer:
     macs = sorted(client.macs for client in run.clients)
     numbers = f"{_range(sizes)} parameters and {_range(macs)} multiply-accumulates per image"
     if kinds == 1:
-        short, said = (
-            "one architecture",
-            f"All clients have the same network, each with its own weights: {numbers}.",
-        )
+        short = "one architecture"
+        said = f"All clients have the same network, each with its own weights: {numbers}."
     else:
         short = many(kinds, "architecture")
         said = f"{many(len(run.clients), 'client')} have networks of {numbers}."
@@ -135,12 +135,8 @@ def _left(run: RunView) -> Answer:
     question, fields = "What left the building?", sorted(run.course.totals.uploads)
     if not fields:
         waiting = "" if run.finished else " so far"
-        return Answer(
-            "privacy",
-            question,
-            "nothing",
-            f"No report carried anything{waiting}. Images, labels, models and scores stayed with their clients.",
-        )
+        said = f"No report carried anything{waiting}. Images, labels, models and scores stayed with their clients."
+        return Answer("privacy", question, "nothing", said)
     each = byte_count(run.course.totals.bytes_up / max(run.course.reports, 1))
     said = f"{each} in a report, {many(run.course.reports, 'report')}. Everything else stayed with its client: "
     said += "images, labels, the personal model and whatever no field names."
@@ -151,39 +147,15 @@ def help_table(run: RunView, baselines: Sequence[Baseline]) -> tuple[tuple[str, 
     """Columns and rows of this run against its baselines."""
     mean, std = run.mean_and_std
     worst = run.by_accuracy[-1].test_accuracy if run.clients else None
-    rows = [
-        (
-            f"{run.method} (this run)",
-            f"{percent(mean)} ± {percent(std)}",
-            percent(worst),
-            "–",
-            "–",
-            "–",
-            "–",
-            duration(run.seconds),
-            byte_count(run.course.totals.bytes_up),
-        )
-    ]
+    cost = (duration(run.seconds), byte_count(run.course.totals.bytes_up))
+    rows = [(f"{run.method} (this run)", f"{percent(mean)} ± {percent(std)}", percent(worst), *difference_words(None), "–", *cost)]
     for baseline in baselines:
         values = list(baseline.accuracies.values())
-        average = sum(values) / len(values)
-        spread = (sum((value - average) ** 2 for value in values) / len(values)) ** 0.5
-        found, own = difference(run, baseline), gains(run, baseline)
-        between = "–" if found is None or found.low is None or found.high is None else f"{points(found.low)} to {points(found.high)}"
+        mean, std = mean_and_std(values)
+        own = gains(run, baseline)
         better = f"{sum(gain > NOTICED for gain in own.values())} of {len(own)}" if own else "–"
-        rows.append(
-            (
-                baseline.method,
-                f"{percent(average)} ± {percent(spread)}",
-                percent(min(values)),
-                "–" if found is None else points(found.mean),
-                between,
-                "–" if found is None else f"{found.p:.2g}",
-                better,
-                duration(baseline.seconds),
-                byte_count(baseline.bytes_up),
-            )
-        )
+        words, cost = difference_words(difference(run, baseline)), (duration(baseline.seconds), byte_count(baseline.bytes_up))
+        rows.append((baseline.method, f"{percent(mean)} ± {percent(std)}", percent(min(values)), *words, better, *cost))
     columns = (
         "method",
         "test accuracy",
@@ -209,17 +181,8 @@ def baseline_remarks(run: RunView, baselines: Sequence[Baseline]) -> Html:
         remarks.append(tag("li", said))
     lacking = [method for method in BASELINES if method != run.method and method not in {baseline.method for baseline in baselines}]
     for method in lacking:
-        remarks.append(
-            tag(
-                "li",
-                tag("strong", "Missing. "),
-                ticked(
-                    f"There is no finished run of {method} on the same split and seed beside this one. "
-                    f"Make it with `{how_to_get(run, method)}`, then report again."
-                ),
-                class_="missing",
-            )
-        )
+        why = f"There is no finished run of {method} on the same split and seed beside this one. "
+        remarks.append(missing(f"{why}Make it with `{how_to_get(run, method)}`, then report again.", "li"))
     return tag("ul", *remarks, class_="remarks") if remarks else joined()
 
 

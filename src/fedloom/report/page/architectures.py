@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import FedloomError
 from fedloom.core.result import ClientResult
-from fedloom.report.drawing import KINDS, OTHER, Kind, draw, kind_of
+from fedloom.report.drawing import KINDS, OTHER, Kind, draw, kind_of, labels_of
 from fedloom.report.page.blocks import folded, missing, scrolling
 from fedloom.report.page.html import Html, tag
 from fedloom.report.view import RunView
@@ -31,7 +31,7 @@ def architectures_block(run: RunView, gained: dict[str, float]) -> list[Html]:
             drawings[text] = run.space.drawing(Architecture.parse(text))
         except FedloomError as error:
             return [missing(f"The architectures of this run do not fit its space: {error}.")]
-    kinds = {kind_of(label) for drawing in drawings.values() for label in _labels(drawing)}
+    kinds = {kind_of(label) for drawing in drawings.values() for label in labels_of(drawing)}
     legend = tag(
         "ul", *(_legend_item(kind) for kind in (*KINDS, OTHER) if kind in kinds), class_="legend", aria_label="Colours of operations"
     )
@@ -46,10 +46,6 @@ def architectures_block(run: RunView, gained: dict[str, float]) -> list[Html]:
 
 def _legend_item(kind: Kind) -> Html:
     return tag("li", tag("span", class_="swatch", style=f"background:{kind.colour}", aria_hidden="true"), kind.name)
-
-
-def _labels(drawing: Drawing) -> list[str]:
-    return [box.label for row in _rows(drawing) for box in row]
 
 
 def _rows(drawing: Drawing) -> list[list[Box]]:
@@ -105,7 +101,5 @@ def _large(run: RunView, drawings: dict[str, Drawing]) -> list[Html]:
         picture = draw(drawings[client.architecture], who, numbers)
         about = tag("p", "Its id: ", tag("code", client.architecture, class_="long"))
         blocks.append(folded(f"{who}, drawn large", scrolling(Html(picture), f"Architecture of {who}"), about))
-    rest = tag(
-        "p", "The best, the middle and the last client are drawn large; `fedloom draw` draws any other.".replace("`", ""), class_="small"
-    )
+    rest = tag("p", "The best, the middle and the last client are drawn large; fedloom draw draws any other.", class_="small")
     return [tag("div", *blocks, class_="large"), *([rest] if len(ranked) > LARGE and len(drawings) > 1 else [])]

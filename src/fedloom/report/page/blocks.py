@@ -56,8 +56,8 @@ def figure_block(shown: Shown) -> Html:
     )
 
 
-def missing(why: str) -> Html:
-    return tag("p", tag("strong", "Missing. "), ticked(why), class_="missing")
+def missing(why: str, element: str = "p") -> Html:
+    return tag(element, tag("strong", "Missing. "), ticked(why), class_="missing")
 
 
 def folded(summary: str, *inside: Html, open_: bool = False) -> Html:

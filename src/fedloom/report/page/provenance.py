@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedloom.report.figure import Numbers
-from fedloom.report.page.blocks import facts, folded, numbers_table
+from fedloom.report.page.blocks import facts, folded, missing, numbers_table
 from fedloom.report.page.html import Html, code, tag
 from fedloom.report.view import RunView
 from fedloom.report.words import plain
@@ -30,14 +30,7 @@ def provenance_blocks(run: RunView) -> list[Html]:
     changed = {key: value for key, value in used.items() if key in run.defaults and run.defaults[key][0] != value}
     blocks = [facts(rows)]
     if not run.environment:
-        blocks.append(
-            tag(
-                "p",
-                tag("strong", "Missing. "),
-                "Versions and commit are written with the first checkpoint, and there is none yet.",
-                class_="missing",
-            )
-        )
+        blocks.append(missing("Versions and commit are written with the first checkpoint, and there is none yet."))
     again = tag("p", "The same again: ", code(f"fedloom run {plain(run.folder, 300)}/config.toml run.folder=ANOTHER"))
     return [
         *blocks,

@@ -8,24 +8,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedloom.report.charts.comparison import (
+    BYTES_UP,
+    SECONDS,
     Group,
     accuracy_strips,
     cost_points,
     courses,
     difference,
-    difference_words,
     groups_of,
     pairs,
     sorted_differences,
     stages,
 )
 from fedloom.report.figure import Figure, Numbers
-from fedloom.report.page.answers import NOTICED
+from fedloom.report.page.answers import NOTICED, Answer, answers_block
 from fedloom.report.page.blocks import Section, beside, document, figure_block, gallery, missing, numbers_table
-from fedloom.report.page.html import Html, joined, tag, ticked
+from fedloom.report.page.html import Html, joined, tag
 from fedloom.report.page.provenance import COMMON, shown
 from fedloom.report.view import RunView
-from fedloom.report.words import byte_count, count, duration, listed, many, percent, plain, points
+from fedloom.report.words import byte_count, count, difference_words, duration, listed, many, percent, plain, points
 
 
 def comparison_page(runs: Sequence[RunView]) -> str:
@@ -50,16 +51,16 @@ def comparison_sections(groups: Sequence[Group]) -> list[Section]:
 def _answers(groups: Sequence[Group]) -> Html:
     first, *others = groups
     whole = [group for group in groups if group.finished]
-    rows: list[tuple[str, str, str, str]] = []
+    answers = []
     if not whole:
-        rows.append(("help", "Which is best?", "not known yet", "None of these runs is finished."))
+        answers.append(Answer("help", "Which is best?", "not known yet", "None of these runs is finished."))
     else:
         best = max(whole, key=lambda group: group.mean)
         against = [(other, difference(first, other)) for other in others if other.finished and first.finished]
         said = [f"{other.name} {points(found.mean)} points" for other, found in against if found is not None]
         long = f"Mean test accuracy over clients: {listed([f'{group.name} {percent(group.mean)}' for group in whole], 8)}."
         long += f" Paired, against {first.name}: {listed(said, 8)}." if said else ""
-        rows.append(("help", "Which is best?", f"{best.name}, {percent(best.mean)}", long))
+        answers.append(Answer("help", "Which is best?", f"{best.name}, {percent(best.mean)}", long))
         worst = {group.name: min(group.accuracies) for group in whole}
         fair = [name for name, value in worst.items() if max(worst.values()) - value < NOTICED]
         long = f"The lowest client: {listed([f'{name} {percent(value)}' for name, value in worst.items()], 8)}."
@@ -68,32 +69,14 @@ def _answers(groups: Sequence[Group]) -> Html:
             if found_pairs:
                 lost = sum(before - after > NOTICED for before, after in found_pairs)
                 long += f" {lost} of {len(found_pairs)} clients are better off under {first.name} than under {other.name}."
-        rows.append(("clients", "Whom does each fail?", f"least: {listed(fair)}", long))
-        cheap = min(whole, key=lambda group: group.average(_seconds))
-        costs = [f"{group.name} {duration(group.average(_seconds))} and {byte_count(group.average(_bytes_up))} up" for group in whole]
-        rows.append(("cost", "What do they cost?", f"{cheap.name} is fastest", f"{listed(costs, 8)}."))
+        answers.append(Answer("clients", "Whom does each fail?", f"least: {listed(fair)}", long))
+        cheap = min(whole, key=lambda group: group.average(SECONDS))
+        costs = [f"{group.name} {duration(group.average(SECONDS))} and {byte_count(group.average(BYTES_UP))} up" for group in whole]
+        answers.append(Answer("cost", "What do they cost?", f"{cheap.name} is fastest", f"{listed(costs, 8)}."))
     left = [f"{group.name}: {listed(_uploads(group)) or 'nothing'}" for group in groups]
     quiet = min(groups, key=lambda group: sum(run.course.totals.bytes_up for run in group.runs) / len(group.runs))
-    rows.append(("privacy", "What left the building?", f"least under {quiet.name}", f"{'; '.join(left)}."))
-    blocks = [
-        tag(
-            "div",
-            tag("h3", tag("a", question, href=f"#{section}")),
-            tag("div", tag("p", short, class_="big")),
-            tag("p", ticked(long)),
-            class_="answer",
-        )
-        for section, question, short, long in rows
-    ]
-    return tag("section", tag("h2", "In short", id="short-title", class_="quiet"), *blocks, id="short", aria_labelledby="short-title")
-
-
-def _seconds(run: RunView) -> float:
-    return run.seconds
-
-
-def _bytes_up(run: RunView) -> float:
-    return run.course.totals.bytes_up
+    answers.append(Answer("privacy", "What left the building?", f"least under {quiet.name}", f"{'; '.join(left)}."))
+    return answers_block(answers)
 
 
 def _uploads(group: Group) -> list[str]:
@@ -122,8 +105,8 @@ def _help(groups: Sequence[Group]) -> Section:
         means = [run.mean or 0.0 for run in group.finished]
         over_clients = float(np.mean([run.mean_and_std[1] for run in group.finished]))
         over_seeds = percent(float(np.std(means, ddof=1))) if len(means) > 1 else "–"
-        words = ("–", "–", "–") if group is first else difference_words(first, group)
-        cost = (duration(group.average(_seconds)), byte_count(group.average(_bytes_up)))
+        words = difference_words(None if group is first else difference(first, group))
+        cost = (duration(group.average(SECONDS)), byte_count(group.average(BYTES_UP)))
         rows.append((group.name, percent(group.mean), percent(over_clients), over_seeds, percent(min(group.accuracies)), *words, *cost))
     blocks: list[Html] = [numbers_table(Numbers(columns, tuple(rows)), "All runs, means over seeds")] if rows else []
     blocks += [missing(f"{plain(run.folder, 200)} is {run.spoken_state}.") for group in groups for run in group.runs if not run.finished]

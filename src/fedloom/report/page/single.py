@@ -9,7 +9,7 @@ from fedloom.report.charts.costs import bytes_by_field, time_by_stage
 from fedloom.report.charts.data import likeness_figures, split_map
 from fedloom.report.charts.rounds import accuracy_over_rounds, other_notes, search_figures
 from fedloom.report.figure import Figure, Missing, Numbers, Shown
-from fedloom.report.page.answers import answers_block, baseline_remarks, help_table
+from fedloom.report.page.answers import answers, answers_block, baseline_remarks, help_table
 from fedloom.report.page.architectures import architectures_block
 from fedloom.report.page.blocks import Section, beside, document, facts, figure_block, folded, gallery, missing, numbers_table
 from fedloom.report.page.html import Html, joined, tag
@@ -22,7 +22,7 @@ from fedloom.report.words import byte_count, count, duration, many, plain
 def page(run: RunView, baselines: Sequence[Baseline]) -> str:
     sections = sections_of(run, baselines)
     absent = [shown for section in sections for shown in section.figures if isinstance(shown, Missing)]
-    summary = joined(answers_block(run, baselines), _absent(absent))
+    summary = joined(answers_block(answers(run, baselines)), _absent(absent))
     return document(f"{run.method} on {run.dataset}, {many(run.client_count, 'client')}: Fedloom report", _header(run), summary, sections)
 
 
