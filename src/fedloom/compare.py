@@ -20,7 +20,7 @@ import torch
 from fedloom import config
 from fedloom.assemble.environment import environment
 from fedloom.config import Settings
-from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
+from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.engine.events import Event
 from fedloom.engine.store import read_result
 from fedloom.methods.base import METHODS
@@ -125,7 +125,10 @@ def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
     if not (folder / "config.toml").exists():
         return (*FEDLOOM, "run", source, *changes)
     try:
-        saved = _flat(config.from_run(config.read_toml(folder / "config.toml")))
+        saved = _flat(config.from_run(config.read_toml(folder / "config.toml"), trust_plugins=False))
+    except UnusablePlugin as error:
+        what = f"{folder} holds a run with another plugin, {error.facts['plugin']}"
+        raise UnusableFolder(f"{what}. Choose another run.folder, or remove that one", folder=str(folder), key="plugins") from error
     except InvalidConfig as error:
         raise DamagedRun(f"{folder} holds a run that cannot be read ({error}). Choose another run.folder", folder=str(folder)) from error
     wanted = _flat(config.load(source, changes))

@@ -113,11 +113,11 @@ def table_of(overrides: Sequence[str], table: dict[str, Any] | None = None) -> d
     return table
 
 
-def from_table(table: Mapping[str, Any]) -> Settings:
-    """Checked settings from a nested table, as TOML gives it."""
+def from_table(table: Mapping[str, Any], trust_plugins: bool = True) -> Settings:
+    """Checked settings from a nested table, as TOML gives it. trust_plugins: import those that it names; else they must be imported."""
     if "plugins" in table:  # first: they bring tables of their own
         named = fill(Settings, {"plugins": table["plugins"]}).plugins
-        table = {**table, "plugins": plug_in(named)}
+        table = {**table, "plugins": plug_in(named) if trust_plugins else plugins.imported(named)}
     components = component_types()
     own = {name: value for name, value in table.items() if name not in components}
     known = [item.name for item in fields(Settings) if item.name != "components"]
@@ -131,12 +131,19 @@ def from_table(table: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def from_run(table: Mapping[str, Any]) -> Settings:
+def from_run(table: Mapping[str, Any], trust_plugins: bool) -> Settings:
     """The settings that a run folder keeps. Before there were a surrogate and a generator, ``perfedsde.archive`` was the archive's size."""
     known = table.get("perfedsde", {})
     if isinstance(known, Mapping) and type(known.get("archive")) is int:
         table = {**table, "perfedsde": {"surrogate": "none", **known, "archive": True, "archive_size": known["archive"]}}
-    return from_table(table)
+    return from_table(table, trust_plugins)
+
+
+def without_components(table: Mapping[str, Any]) -> Settings:
+    """What a run folder says that needs no plugin: all settings but those of components, whose names are not checked."""
+    known = {item.name for item in fields(Settings)} - {"components"}
+    settings: Settings = fill(Settings, {name: value for name, value in table.items() if name in known})
+    return settings
 
 
 def _check_names(settings: Settings) -> None:

@@ -55,6 +55,22 @@ def load(names: Sequence[str], reserved: Collection[str] = ()) -> tuple[str, ...
     return found
 
 
+def imported(names: Sequence[str]) -> tuple[str, ...]:
+    """The full names of plugins that a run folder names, if all are imported already: who looks at a run runs no code of it."""
+    found = tuple(map(full_name, names))
+    if missing := [name for name in found if not _is_imported(name)]:
+        why = "Looking at a run imports no code that its folder names. If you trust that code, add --trust-plugins"
+        raise UnusablePlugin(f"The run needs the plugin {', '.join(missing)}. {why}", plugin=missing[0])
+    return found
+
+
+def _is_imported(name: str) -> bool:
+    if not name.endswith(".py"):
+        return name in sys.modules
+    file = getattr(sys.modules.get(Path(name).stem), "__file__", None)
+    return file is not None and os.path.realpath(file) == os.path.realpath(name)
+
+
 def remember() -> Callable[[], None]:
     """A function that takes back what has been registered and imported from plugin files since."""
     tables, modules, path = {what: dict(table) for what, table in TABLES.items()}, set(sys.modules), list(sys.path)

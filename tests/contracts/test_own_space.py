@@ -110,7 +110,7 @@ def test_a_federation_on_it(fedloom_: Fedloom, tiny_file: Path, file: Path) -> N
 
     for format, ending in (("safetensors", "safetensors"), ("torch", "pt2")):
         with taken_back():
-            exported = fedloom_("export", "it", "--client", "client-000", "--format", format)
+            exported = fedloom_("export", "it", "--client", "client-000", "--format", format, "--trust-plugins")
         assert exported.code == 0, exported.err
         Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save("image.png")
         check_refused(
@@ -120,7 +120,7 @@ def test_a_federation_on_it(fedloom_: Fedloom, tiny_file: Path, file: Path) -> N
             seen = fedloom_("predict", f"client-000.{ending}", "image.png", "--plugin", TOY, "--json")
         assert seen.code == 0 and len(json.loads(seen.out)[0]["classes"]) == 3, seen.err
     with taken_back():
-        assert fedloom_("draw", "it", "--client", "client-000").code == 0
+        assert fedloom_("draw", "it", "--client", "client-000", "--trust-plugins").code == 0
 
 
 def test_without_its_plugin_or_its_generator(fedloom_: Fedloom, tiny_file: Path) -> None:

@@ -238,12 +238,12 @@ def test_a_value_and_a_table_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_of_before_the_generator_keeps_its_meaning() -> None:
-    old = from_run({"method": "perfedsde", "perfedsde": {"generator": "evolution", "archive": 7, "offspring": 3}}).components["perfedsde"]
+    old = from_run({"perfedsde": {"generator": "evolution", "archive": 7, "offspring": 3}}, True).components["perfedsde"]
     assert (old.generator, old.surrogate, old.archive, old.archive_size, old.offspring) == ("evolution", "none", True, 7, 3)
     new = load(None, ["perfedsde.archive=false", "perfedsde.generator=random"])
-    assert from_run(tomllib.loads(to_toml(new))) == new
+    assert from_run(tomllib.loads(to_toml(new)), True) == new
     with pytest.raises(InvalidConfig, match="perfedsde is a table"):
-        from_run({"perfedsde": 3})
+        from_run({"perfedsde": 3}, True)
 
 
 # -- files that settings are written to -----------------------------------------------

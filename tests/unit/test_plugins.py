@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedloom import compare, config, plugins
-from fedloom.core.errors import InvalidConfig, UnusablePlugin
+from fedloom.core.errors import InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.data.readers import DATASETS, DataSettings
 from fedloom.methods.base import METHODS
 from fedloom.search.base import SURROGATES
@@ -277,8 +277,67 @@ def test_a_run_whose_plugin_has_gone_is_not_called_damaged(write: Callable[..., 
     for table in plugins.TABLES.values():
         table.pop("mine", None)
     sys.modules.pop("mine")
-    for command in (("resume", "it"), ("export", "it", "--client", "client-000"), ("analyse", "costs", "it")):
+    for command in (("resume", "it"), ("analyse", "costs", "it", "--trust-plugins")):
         check_refused(fedloom_(*command), UnusablePlugin, "There is no plugin file", "mine.py. Put it there")
+
+
+# -- looking at somebody's run ------------------------------------------------------------
+TRAP = (
+    HEAD
+    + """
+from pathlib import Path
+Path("imported").touch()
+METHODS.add("mine", FedAvgSettings, "a method")(FedAvg)
+"""
+)
+
+
+def test_looking_at_a_run_imports_no_code_that_its_folder_names(write: Callable[..., str], fedloom_: Fedloom, tiny_file: Path) -> None:
+    name, trap = write(TRAP), Path("imported")
+    with taken_back():
+        ran = fedloom_("run", tiny_file, f'plugins=["{name}"]', "method=mine", "rounds=1", "run.folder=all/it")
+    assert ran.code == 0 and trap.exists(), ran
+    trap.unlink()
+    shown, page = fedloom_("show", "all/it"), fedloom_("report", "all/it")
+    missing = f"The run needs the plugin {Path(name).absolute()}. Looking at a run imports no code that its folder names"
+    assert shown.code == 0 and "client-000" in shown.out and missing in shown.out and "add --trust-plugins" in shown.out, shown
+    assert page.code == 0 and missing in Path("all/it/report.html").read_text(), page
+    one = fedloom_("show", "all/it", "--client", "client-000")
+    assert one.code == 0 and "mobilenetv3:" in one.out and missing in one.out, one
+    analyses = ("costs", "memory", "pace", "phases", "policies", "figure3")
+    for command in (("gain",), ("join",), *(("analyse", which) for which in analyses)):
+        check_refused(fedloom_(*command, "all/it"), UnusablePlugin, missing)
+    assert fedloom_("export", "all/it", "--client", "client-000").code == 0  # its space is one of ours
+    assert fedloom_("draw", "all/it", "--client", "client-000").code == 0
+    assert not trap.exists()
+    with taken_back():
+        trusted = fedloom_("show", "all/it", "--trust-plugins")
+        assert trusted.code == 0 and missing not in trusted.out and trap.exists(), trusted
+    with taken_back():
+        assert fedloom_("analyse", "costs", "all/it", "--trust-plugins").code == 0
+        assert fedloom_("report", "all/it", "--trust-plugins").code == 0 and missing not in Path("all/it/report.html").read_text()
+
+
+def test_a_comparison_imports_nothing_from_the_runs_it_finds(write: Callable[..., str], fedloom_: Fedloom, tiny_file: Path) -> None:
+    name, trap = write(TRAP), Path("imported")
+    with taken_back():
+        text = config.to_toml(config.load(str(tiny_file), [f'plugins=["{name}"]', "method=fedavg"]))
+    trap.unlink()
+    write(text, "all/fedavg-0/config.toml")
+    check_refused(fedloom_("compare", tiny_file, "--methods", "fedavg", "run.folder=all"), UnusableFolder, "another plugin", "mine.py")
+    assert not trap.exists()
+
+
+def test_networks_of_an_own_space_need_a_trusted_plugin(fedloom_: Fedloom, tiny_file: Path) -> None:
+    with taken_back():
+        ran = fedloom_("run", tiny_file, f'plugins=["{TOY}"]', "space=toy", "method=fedavg", "rounds=1", "run.folder=it")
+    assert ran.code == 0, ran
+    for command in (("export", "it", "--client", "client-000"), ("draw", "it", "--client", "client-000")):
+        check_refused(fedloom_(*command), UnusablePlugin, "The run needs the plugin", "toy_supernet.py", "add --trust-plugins")
+        assert "toy" not in SPACES
+        for trust in (("--trust-plugins",), ("--plugin", TOY)):
+            with taken_back():
+                assert fedloom_(*command, *trust).code == 0
 
 
 def test_choices_of_a_setting_are_those_there_are_now() -> None:

@@ -6,7 +6,7 @@ import json
 import tomllib
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ import torch
 
 from fedloom.assemble.builder import Built, build
 from fedloom.assemble.environment import environment, usable_device
-from fedloom.config import Settings, from_run, map_paths, read_toml, to_toml
-from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
+from fedloom.config import Settings, from_run, map_paths, read_toml, to_toml, without_components
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder, UnusablePlugin
 from fedloom.core.hardware import assigned
 from fedloom.core.messages import Arrays
 from fedloom.core.method import Method
@@ -49,7 +49,7 @@ def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
 
 def resume_run(folder: Path, watcher: Watcher) -> RunResult:
     """Continue a stopped run; a finished one gives its result again."""
-    return _execute(saved_settings(folder), Store(folder), watcher, resumed=True)
+    return _execute(saved_settings(folder, trust_plugins=True), Store(folder), watcher, resumed=True)
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,38 @@ class Reopened:
         return found
 
 
-def reopen_run(folder: Path, device: torch.device | None = None) -> Reopened:
-    """A run with its settings, method and data, for analyses. device: where to put the data; default: the run's device."""
-    settings, store = saved_settings(folder), Store(folder)
+def reopen_run(folder: Path, device: torch.device | None = None, trust_plugins: bool = False) -> Reopened:
+    """A run with its settings, method and data, for analyses. device: where to put the data; default: the run's device.
+
+    trust_plugins: import the plugins that the run names, which can do anything; without it a run that needs them is refused.
+    """
+    settings, store = saved_settings(folder, trust_plugins), Store(folder)
     dataset = read(settings.data)
     built = build(settings, dataset, device or _device(settings), folder / WEIGHTS)
     federation = Federation(dataset, _saved_split(store, settings, dataset), built.tools.device)
     return Reopened(settings, built.tools, built.method, federation, store, finished=so_far(store)[1])
 
 
-def saved_settings(folder: Path) -> Settings:
+def saved_settings(folder: Path, trust_plugins: bool = False) -> Settings:
+    """The settings of a run. trust_plugins: as for ``reopen_run``."""
     if not (folder / "config.toml").exists():
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
     try:
-        return from_run(read_toml(folder / "config.toml"))
+        return from_run(read_toml(folder / "config.toml"), trust_plugins)
     except InvalidConfig as error:
         raise DamagedRun(f"{folder / 'config.toml'} is damaged: {error}", folder=str(folder)) from error
+
+
+def saved_outline(folder: Path, trust_plugins: bool = False) -> tuple[Settings, str]:
+    """The settings of a run and nothing; or, where it needs plugins that are not imported, all but its components' settings, and why."""
+    try:
+        return saved_settings(folder, trust_plugins), ""
+    except UnusablePlugin as error:
+        if trust_plugins:
+            raise
+        with suppress(InvalidConfig):  # where a data set comes from a plugin as well
+            return without_components(read_toml(folder / "config.toml")), str(error)
+        raise
 
 
 def free_folder(name: str) -> Path:
@@ -187,7 +203,7 @@ def _linked(settings: Settings, built: Built, federation: Federation, records: C
 
 def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:
     """The client half of a run, in another process: it reads the data itself."""
-    settings = from_run(tomllib.loads(settings_text))
+    settings = from_run(tomllib.loads(settings_text), trust_plugins=True)
     dataset, device = read(settings.data), _device(settings)
     built = build(settings, dataset, device, start={name: torch.tensor(array) for name, array in start.items()})
     return built.method, Federation(dataset, Split.from_arrays(dict(split), own_tests=settings.split.test > 0), device).data_of

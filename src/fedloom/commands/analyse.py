@@ -14,7 +14,7 @@ from fedloom.analyses.costs import MEASURING, SMALL, Costs, Spread, costs
 from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, check_run, compare
 from fedloom.assemble import Reopened, reopen_run
 from fedloom.commands import analyse_rounds
-from fedloom.commands.terminal import PrintJson, RunFolder, console, say, write_analysis
+from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, console, say, write_analysis
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import AnyGenerator
 from fedloom.report.plots import Panel, plot_lines
@@ -31,9 +31,10 @@ def figure3(
     client: Annotated[list[str] | None, typer.Option(help="the client whose candidates are compared; may be given several times")] = None,
     candidates: Annotated[int, typer.Option(min=1, help="architectures from which the surrogate picks")] = CANDIDATES,
     out: Annotated[Path | None, typer.Option(help="folder for figure3.json, .svg and .png; default: RUN/analyses")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare generated candidates with those of crossover and mutation, for a finished run of perfedsde (Fig. 3)."""
-    run = reopen_run(folder)
+    run = reopen_run(folder, trust_plugins=trust_plugins)
     check_run(run, client or [])
     source = generator_of(run)
     figures = [compare(run, name, source, candidates) for name in client or []]
@@ -48,9 +49,9 @@ def figure3(
 
 
 @app.command("costs")
-def costs_(folder: RunFolder, as_json: PrintJson = False) -> None:
+def costs_(folder: RunFolder, as_json: PrintJson = False, trust_plugins: TrustPlugins = False) -> None:
     """Show seconds and bytes per client and round (Table D), and compare with FedAvg on the smallest and largest network (Table 1)."""
-    found = costs(reopen_run(folder))
+    found = costs(reopen_run(folder, trust_plugins=trust_plugins))
     if as_json:
         print(json.dumps(found.to_table(), indent=2))
         return

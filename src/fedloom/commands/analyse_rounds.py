@@ -18,7 +18,7 @@ from fedloom.analyses.phases import Stage, beginnings
 from fedloom.analyses.phases import phases as phases_of
 from fedloom.analyses.policies import policy_likeness
 from fedloom.assemble import reopen_run, saved_settings
-from fedloom.commands.terminal import PrintJson, RunFolder, check_finite, console, say, write_analysis
+from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, say, write_analysis
 from fedloom.engine.store import Store
 from fedloom.report.plots import Panel, plot_lines
 
@@ -29,12 +29,14 @@ def pace(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, finished or not")],
     reach: Annotated[float | None, typer.Option(min=0, max=1, help="also show when this accuracy was reached, such as 0.8")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for pace.json, .svg and .png; default: analyses/ of the first RUN")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Plot accuracy against simulated time (hardware.*), and show the time to a given accuracy (PerFedRLNAS, Table 2)."""
     check_finite("--reach", reach)
     short = len({folder.resolve().name for folder in folders}) == len(folders)
     names = [folder.resolve().name if short else str(folder) for folder in folders]
-    found = {name: (saved_settings(folder).method, pace_of(Store(folder))) for name, folder in zip(names, folders, strict=True)}
+    methods = [saved_settings(folder, trust_plugins).method for folder in folders]
+    found = {name: (method, pace_of(Store(folder))) for name, method, folder in zip(names, methods, folders, strict=True)}
     table = Table("run", "method", "rounds", "simulated s", "accuracy", *([f"s to {reach:.1%}"] if reach is not None else []))
     for name, (method, moments) in found.items():
         last = moments[-1]
@@ -58,9 +60,10 @@ def phases(
     folder: RunFolder,
     as_json: PrintJson = False,
     out: Annotated[Path | None, typer.Option(help="folder for phases.json, .svg and .png; default: RUN/analyses")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Plot accuracy, decided edges and memory by round for a run of spider, with its three phases (SPIDER, Fig. 6)."""
-    stages, target = phases_of(Store(folder), saved_settings(folder).method), out or folder / "analyses"
+    stages, target = phases_of(Store(folder), saved_settings(folder, trust_plugins).method), out or folder / "analyses"
     begun = beginnings(stages)
     told = {"schema": PHASES_SCHEMA, "phases": begun, "rounds": [asdict(stage) for stage in stages]}
     write_analysis(target, "phases", told, _phase_pictures(stages, begun), quiet=True)
@@ -96,9 +99,10 @@ def _phase_pictures(stages: Sequence[Stage], begun: dict[str, int]) -> dict[str,
 def memory(
     folder: RunFolder,
     out: Annotated[Path | None, typer.Option(help="folder for memory.json, .svg and .png; default: RUN/analyses")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare the memory that clients have (hardware.memory_mb) with what their networks take (PerFedRLNAS, Fig. 4); any method."""
-    found = memory_use(reopen_run(folder))
+    found = memory_use(reopen_run(folder, trust_plugins=trust_plugins))
     table = Table("client", "tier", "has, MB", "network takes, MB", "did not fit")
     for use in found.clients:
         limit = f"{use.memory_mb:.2f}" if use.memory_mb else "no limit"
@@ -117,9 +121,10 @@ def memory(
 def policies(
     folder: RunFolder,
     out: Annotated[Path | None, typer.Option(help="folder for policies.json, .svg and .png; default: RUN/analyses")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare policies and labels of all pairs of clients, for a run of perfedrlnas (its Theorem 1)."""
-    found = policy_likeness(reopen_run(folder))
+    found = policy_likeness(reopen_run(folder, trust_plugins=trust_plugins))
     table = Table("pairs of clients", "divergence of labels", "likeness of policies")
     for group in found.groups:
         table.add_row(str(group.pairs), f"{group.divergence:.3f}", f"{group.likeness:.4f}")

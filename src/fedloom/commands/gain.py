@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedloom.analyses.gain import EPOCHS, gain_of
 from fedloom.assemble import reopen_run
-from fedloom.commands.terminal import PrintJson, RunFolder, check_finite, console, say
+from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, say
 from fedloom.core.errors import Interrupted
 from fedloom.files import write_file
 from fedloom.report.plots import plot_matrix
@@ -27,6 +27,7 @@ def gain(
     rate: Annotated[float | None, typer.Option(min=0, help="learning rate; default: the first of training.finetune_rates")] = None,
     clients: Annotated[int, typer.Option(min=0, help="use only this many clients, from the first; 0: all")] = 0,
     as_json: PrintJson = False,
+    trust_plugins: TrustPlugins = False,
     out: Annotated[Path | None, typer.Option(help="folder for gain.json, .svg and .png; default: RUN/analyses")] = None,
 ) -> None:
     """Measure what personal architectures are worth: fine-tune every client's network at every client of a finished run (SPIDER, Eq. 6).
@@ -34,7 +35,8 @@ def gain(
     Every accuracy is saved at once. After a stop the same command continues.
     """
     check_finite("--rate", rate)
-    work, target = gain_of(reopen_run(folder), clients, epochs, rate, start), out or folder / "analyses"
+    run, target = reopen_run(folder, trust_plugins=trust_plugins), out or folder / "analyses"
+    work = gain_of(run, clients, epochs, rate, start)
     watching = Console(stderr=True) if as_json else console
 
     def show(done: int, of: int, i: str, j: str, accuracy: float) -> None:

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from fedloom import config
-from fedloom.assemble import saved_settings
-from fedloom.commands.terminal import Plugins, say
+from fedloom.assemble import saved_outline
+from fedloom.commands.terminal import Plugins, TrustPlugins, say
 from fedloom.config import space_settings
-from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusablePlugin
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
 from fedloom.engine.store import Store
@@ -40,6 +40,7 @@ def export(
         Path | None, typer.Option(help="file to write; default: CLIENT.safetensors (.pt2, .onnx), or WEIGHTS-NETWORK… for a weights file")
     ] = None,
     plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Write a network to a file that describes itself: architecture, classes, normalisation."""
     config.plug_in(plugin or [])
@@ -49,7 +50,7 @@ def export(
         raise InvalidConfig("Say which network: --client NAME for one of a run, or --architecture NAME for one of a weights file")
     ending, write = FORMATS[format]
     if client:
-        network, facts = load_model(_model_of(source, client))  # proves that the file is whole before it is handed on
+        network, facts = load_model(_model_of(source, client, trust_plugins))  # proves that the file is whole before it is handed on
         name = client
     else:
         network, facts = take_network(source, architecture)
@@ -69,7 +70,7 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:200]
 
 
-def _model_of(folder: Path, client: str) -> Path:
+def _model_of(folder: Path, client: str, trust_plugins: bool) -> Path:
     if not (folder / "config.toml").exists():
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
     store, known = Store(folder), sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
@@ -78,7 +79,9 @@ def _model_of(folder: Path, client: str) -> Path:
             raise DamagedRun(store.missing_models([client]), folder=str(folder))
         cure = did_you_mean(client, known) if known else "The run has no personal models yet; finish it with `fedloom resume`"
         raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
-    saved_settings(folder)  # imports the plugins that its space may come from
+    settings, lacking = saved_outline(folder, trust_plugins)
+    if settings.space not in SPACES:
+        raise UnusablePlugin(lacking, folder=str(folder))
     return store.model_path(client)
 
 
@@ -152,11 +155,12 @@ def draw(
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels; a run has its own")] = 32,
     out: Annotated[Path | None, typer.Option(help="file to write; default: named after the architecture or client")] = None,
     plugin: Plugins = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Draw an architecture as SVG: `fedloom draw mobilenetv3:largest`, or `fedloom draw RUN --client NAME`."""
     config.plug_in(plugin or [])
     if client:
-        _, facts = load_model(_model_of(Path(what), client))
+        _, facts = load_model(_model_of(Path(what), client, trust_plugins))
         drawn, title = supernet_of(facts).space, f"{client} of {what}"
         architecture = drawn.find(facts["architecture"], rng(0))
     else:

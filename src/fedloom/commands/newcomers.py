@@ -9,7 +9,7 @@ import typer
 
 from fedloom.analyses.newcomers import check_run, with_personal_models, with_policies
 from fedloom.assemble import reopen_run
-from fedloom.commands.terminal import say, write_analysis
+from fedloom.commands.terminal import TrustPlugins, say, write_analysis
 from fedloom.core.result import mean_and_std
 from fedloom.engine.newcomers import ROUNDS
 from fedloom.federation.agreement import read_site
@@ -26,17 +26,18 @@ def join(
     rounds: Annotated[int, typer.Option(min=1, help="perfedrlnas: rounds of search")] = ROUNDS,
     seed: Annotated[int, typer.Option(min=0, help="seed of the newcomers' data and draws (without --site)")] = 0,
     out: Annotated[Path | None, typer.Option(help="folder for join.json, .svg and .png; default: RUN/analyses")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Find personal models for clients that join after training. They search in the frozen supernet and upload nothing."""
     if site is not None:
         say(f"All of it is in {join_federation(read_site(site), source, rounds, say)}")
     else:
-        _simulate(source, clients, rounds, seed, out)
+        _simulate(source, clients, rounds, seed, out, trust_plugins)
 
 
-def _simulate(folder: Path, clients: int, rounds: int, seed: int, out: Path | None) -> None:
+def _simulate(folder: Path, clients: int, rounds: int, seed: int, out: Path | None, trust_plugins: bool) -> None:
     """Newcomers of a finished run, in simulation."""
-    run = reopen_run(folder)
+    run = reopen_run(folder, trust_plugins=trust_plugins)
     check_run(run)
     target = out or folder / "analyses"
     facts = {"schema": SCHEMA, "space": run.settings.space, "dataset": run.settings.data.name, "seed": seed}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.commands.terminal import say
+from fedloom.commands.terminal import TrustPlugins, say
 from fedloom.core.errors import InvalidConfig
 from fedloom.files import write_file
 from fedloom.report.figure import KINDS, Figure, pictures
@@ -31,12 +31,13 @@ def report(
             help="a run of local or fedavg on the same split to compare with, besides those in the same folder; may be given several times"
         ),
     ] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Write one HTML page about a run, or about several side by side. It opens anywhere and loads nothing from elsewhere."""
     folders = run_folders(runs)
     if against and len(folders) > 1:
         raise InvalidConfig("--against cannot be used with several runs: name all of them as RUN")
-    views = [open_run(folder) for folder in folders]
+    views = [open_run(folder, trust_plugins) for folder in folders]
     drawn: Sequence[Figure]
     if len(views) == 1:
         baselines = baselines_of(folders[0], run_folders(against or []))

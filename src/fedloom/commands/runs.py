@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from fedloom import config
-from fedloom.assemble import free_folder, new_run, resume_run, saved_settings
-from fedloom.commands.terminal import console, say, source_and_changes
+from fedloom.assemble import free_folder, new_run, resume_run, saved_outline, saved_settings
+from fedloom.commands.terminal import TrustPlugins, console, say, source_and_changes
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
@@ -53,7 +53,7 @@ def run(
 
 def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a stopped run")], events: EventLines = False) -> None:
     """Continue a stopped run. Finished rounds are not repeated."""
-    with _watching(folder, f"resuming {folder}", saved_settings(folder).run.track, events) as watcher:
+    with _watching(folder, f"resuming {folder}", saved_settings(folder, trust_plugins=True).run.track, events) as watcher:
         result = resume_run(folder, watcher)
     _conclude(folder, result, events)
 
@@ -93,10 +93,11 @@ def _conclude(folder: Path, result: RunResult, quiet: bool) -> None:
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, finished or not")],
     client: Annotated[str, typer.Option(help="show only this client: its participations and a drawing of its architecture")] = "",
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Show a run in the terminal: accuracies, clients and time; or one client with --client."""
     store = Store(folder)
-    saved_settings(folder)  # proves that it is a run, and brings its plugins
+    _, lacking = saved_outline(folder, trust_plugins)  # also proves that it is a run
     entries = list(store.read_ledger())
     if not client:
         result = read_result(folder)
@@ -107,17 +108,19 @@ def show(
             console.print(part, highlight=False)
         if missing := store.missing_models(row["name"] for row in result["clients"]):
             say(missing)
+        if lacking:
+            say(lacking)
         return
     own = [entry for entry in entries if entry.client == client]
     if not own:
         names = sorted({entry.client for entry in entries})
         raise InvalidConfig(f"{folder} has nothing of a client {client!r}. {did_you_mean(client, names)}", client=client)
     drawing, architecture = None, next((entry.architecture for entry in own if entry.final), "")
-    if store.model_path(client).exists():
+    if store.model_path(client).exists() and not lacking:
         _, facts = load_model(store.model_path(client))
         space = supernet_of(facts).space
         drawing, architecture = space.drawing(space.find(facts["architecture"], rng(0))), facts["architecture"]
     for part in client_view(client, own, drawing, architecture):
         console.print(part, highlight=False)
     if architecture and drawing is None:
-        say(store.missing_models([client]))
+        say(lacking or store.missing_models([client]))

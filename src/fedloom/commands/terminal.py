@@ -22,6 +22,7 @@ Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", metavar="FILE or MODULE", help="your own components to import; may be given several times"),
 ]
+TrustPlugins = Annotated[bool, typer.Option("--trust-plugins", help="import the plugins that RUN names; they can do anything")]
 
 
 def say(text: str) -> None:

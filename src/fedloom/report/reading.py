@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from fedloom import config
-from fedloom.assemble import Reopened, reopen_run, saved_settings
+from fedloom.assemble import Reopened, reopen_run, saved_outline
+from fedloom.config import Settings
 from fedloom.core.errors import FedloomError
 from fedloom.core.result import ClientResult
 from fedloom.engine.run import describe_client
@@ -26,11 +27,14 @@ from fedloom.supernets.base import make_supernet
 
 
 # -- one run --------------------------------------------------------------------------------
-def open_run(folder: Path) -> RunView:
-    """A run as far as it has come. Refuses what is no run or is damaged; what is only absent is said in the page."""
-    settings, result = saved_settings(folder), read_result(folder)
-    course = Course.of(Store(folder).read_ledger())
-    reopened, why = _reopened(folder)
+def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
+    """A run as far as it has come. Refuses what is no run or is damaged; what is only absent is said in the page.
+
+    trust_plugins: import the plugins that the run names, which can do anything; without them the page has no space and no data.
+    """
+    settings, lacking = saved_outline(folder, trust_plugins)
+    result, course = read_result(folder), Course.of(Store(folder).read_ledger())
+    reopened, why = (None, f"{plain(lacking, 300)}.") if lacking else _reopened(folder, trust_plugins)
     space, no_space = (reopened.tools.supernet.space, "") if reopened else _space_without_data(folder, settings, why)
     clients = tuple(client_result(row) for row in result.get("clients", ())) or _clients_so_far(course, reopened)
     return RunView(
@@ -55,7 +59,7 @@ def open_run(folder: Path) -> RunView:
         space=space,
         holdings=_holdings(reopened) if reopened else None,
         split=hashlib.blake2b(split_bytes(folder) or b"").hexdigest(),
-        about=plain(METHODS[settings.method].meaning, 200),
+        about=plain(METHODS[settings.method].meaning, 200) if settings.method in METHODS else "",
         no_data=why,
         no_space=no_space,
     )
@@ -89,9 +93,9 @@ def _defaults() -> dict[str, tuple[Any, str]]:
     return {key: (tomllib.loads(f"value = {default}")["value"], meaning) for key, default, meaning in config.explain()}
 
 
-def _reopened(folder: Path) -> tuple[Reopened | None, str]:
+def _reopened(folder: Path, trust_plugins: bool) -> tuple[Reopened | None, str]:
     try:
-        return reopen_run(folder, torch.device("cpu")), ""
+        return reopen_run(folder, torch.device("cpu"), trust_plugins), ""
     except FedloomError as error:
         return None, f"The data set or the split cannot be read: {plain(error, 300)}."
 
@@ -117,8 +121,10 @@ def _clients_so_far(course: Course, run: Reopened | None) -> tuple[ClientResult,
     return tuple(describe_client(entry, run.tools.supernet.space, images) for entry in known)
 
 
-def _space_without_data(folder: Path, settings: Any, why: str) -> tuple[SearchSpace | None, str]:
+def _space_without_data(folder: Path, settings: Settings, why: str) -> tuple[SearchSpace | None, str]:
     """The space of a run whose data are elsewhere: a personal model knows the shape of its images."""
+    if settings.space not in settings.components:
+        return None, why
     try:
         model = next(folder.glob("clients/*/model.safetensors"), None)
         if model is None:
@@ -130,5 +136,5 @@ def _space_without_data(folder: Path, settings: Any, why: str) -> tuple[SearchSp
 
 
 def _manifest_without_data(method: str) -> Any:
-    declared: Any = METHODS[method].make.uploads  # a property where it depends on settings
+    declared: Any = METHODS[method].make.uploads if method in METHODS else None  # a property where it depends on settings
     return declared if isinstance(declared, Mapping) else None
