@@ -23,6 +23,7 @@ from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.engine.events import Event
 from fedloom.engine.store import read_result
+from fedloom.files import read_plain
 from fedloom.methods.base import METHODS
 
 FEDLOOM = (sys.executable, "-m", "fedloom")
@@ -267,10 +268,10 @@ def collect(runs: Sequence[PlannedRun], failures: Sequence[Failure]) -> dict[str
             continue
         results[run.method][run.seed] = result_of(run)
         try:
-            split = (run.folder / "state" / "split.safetensors").read_bytes()
+            split = read_plain(run.folder / "state" / "split.safetensors")
         except OSError as error:
-            cure = f"Remove {run.folder}, and the same command runs it again"
-            raise DamagedRun(f"{error.filename} cannot be read ({error.strerror}). {cure}", folder=str(run.folder)) from error
+            what = f"{run.folder}/state/split.safetensors cannot be read ({error.strerror})"
+            raise DamagedRun(f"{what}. Remove {run.folder}, and the same command runs it again", folder=str(run.folder)) from error
         other, expected = splits.setdefault(run.seed, (run, split))
         if split != expected:
             raise DamagedRun(f"{other.folder} and {run.folder} have different splits, so their clients cannot be compared. Remove one")

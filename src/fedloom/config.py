@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +17,24 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from fedloom import plugins
-from fedloom.core.errors import InvalidConfig
+from fedloom.core.errors import InvalidConfig, one_line, printable
 from fedloom.core.hardware import HardwareSettings, tiers
 from fedloom.core.registry import did_you_mean
 from fedloom.core.settings import setting
 from fedloom.data.readers import DataSettings
 from fedloom.data.splits import SplitSettings
 from fedloom.engine.base import ENGINES
+from fedloom.files import read_plain
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 from fedloom.spaces.budget import BudgetSettings
 from fedloom.training.recipe import TrainingSettings
+
+LONGEST = 1_000_000  # characters of a settings file
+DEEPEST = 32  # parts of a key, as in training.rate: tomllib takes time that grows with the square of them
+KEY_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+TOO_DEEP = re.compile(rf"(?<![A-Za-z0-9_\\-])(?:{KEY_PART}\.[ \t]*+){{{DEEPEST}}}")
+LARGEST = 2**63 - 1  # whole number
 
 
 @dataclass(frozen=True)
@@ -205,28 +213,42 @@ def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return _parsed(read_plain(path).decode())
     except FileNotFoundError:
         raise InvalidConfig(f"There is no file {path}", path=str(path)) from None
     except (OSError, ValueError) as error:
-        raise InvalidConfig(f"{path} is not a readable TOML file: {error}", path=str(path)) from error
+        raise InvalidConfig(f"{path} is not a readable TOML file: {one_line(error)}", path=str(path)) from error
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """TOML as a table; ValueError for what is none, and for what would keep its parser busy or exhaust it."""
+    if len(text) > LONGEST:
+        raise ValueError(f"it has {len(text):,} characters, and settings have at most {LONGEST:,}")
+    if TOO_DEEP.search(text):
+        raise ValueError(f"it has a key of more than {DEEPEST} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not (key and equals):
-        raise InvalidConfig(f"{override!r} is not an override: write key=value, for example training.rate=0.1")
-    *tables, leaf = key.split(".")
+        raise InvalidConfig(f"{_shown(override)} is not an override: write key=value, for example training.rate=0.1")
+    *tables, leaf = key.split(".", DEEPEST)
+    if "." in leaf:
+        raise InvalidConfig(f"{_shown(key)} is no key: it has more than {DEEPEST} parts", key=key)
     for name in tables:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise InvalidConfig(f"{key}: {name} is a single setting, not a table", key=key)
+            raise InvalidConfig(f"{printable(key, 80)}: {printable(name, 80)} is a single setting, not a table", key=key)
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = _parsed(f"value = {text}")
     except ValueError:  # TOMLDecodeError, or more digits than Python reads
         parsed = {"value": text}  # a bare word is text
     if len(parsed) > 1:
-        raise InvalidConfig(f"{override!r} sets more than one key: write one key=value per argument", key=key)
+        raise InvalidConfig(f"{_shown(override)} sets more than one key: write one key=value per argument", key=key)
     table[leaf] = parsed["value"]
 
 
@@ -240,7 +262,7 @@ def fill(kind: type, table: Any, where: str = "") -> Any:
     for key, value in table.items():
         full = f"{where}.{key}" if where else key
         if key not in known:
-            raise InvalidConfig(f"Unknown key {full!r}. {did_you_mean(key, list(known))}", key=full)
+            raise InvalidConfig(f"Unknown key {_shown(full)}. {did_you_mean(key, list(known))}", key=full)
         if is_dataclass(hints[key]):
             values[key] = fill(hints[key], value, full)
         else:
@@ -251,18 +273,20 @@ def fill(kind: type, table: Any, where: str = "") -> Any:
 def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise InvalidConfig(f"{key} must be a list such as [1, 2], got {value!r}", key=key)
+            raise InvalidConfig(f"{key} must be a list such as [1, 2], got {_shown(value)}", key=key)
         return tuple(_checked(f"{key}[{index}]", part, get_args(hint)[0], limits) for index, part in enumerate(value))
     if hint is float and type(value) is int:
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        raise InvalidConfig(f"{key} must be {names[hint]}, got {value!r}", key=key)
+        raise InvalidConfig(f"{key} must be {names[hint]}, got {_shown(value)}", key=key)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise InvalidConfig(f"{key} must be at most {LARGEST:,}", key=key)
     if isinstance(value, str) and not _is_text(value):
-        raise InvalidConfig(f"{key} is not readable text: {value!r}", key=key)
+        raise InvalidConfig(f"{key} is not readable text: {_shown(value)}", key=key)
     choices, low, high = limits["choices"], limits["low"], limits["high"]
     if choices and value not in choices:
-        raise InvalidConfig(f"{key} must be one of {', '.join(choices)}; got {value!r}", key=key)
+        raise InvalidConfig(f"{key} must be one of {', '.join(choices)}; got {_shown(value)}", key=key)
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidConfig(f"{key} must be a finite number, got {value!r}", key=key)
     if (low is not None and value < low) or (high is not None and value > high):
@@ -270,6 +294,14 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
         bounds += [f"at most {high:g}"] if high is not None else []
         raise InvalidConfig(f"{key} must be {' and '.join(bounds)}, got {value!r}", key=key)
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value of anybody's in a sentence."""
+    try:
+        return printable(repr(value), 200)
+    except (ValueError, RecursionError):  # of numbers with thousands of digits, of tables in tables
+        return "something too large to be shown"
 
 
 def _is_text(value: str) -> bool:

@@ -8,12 +8,13 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError
@@ -31,14 +32,15 @@ CROWDED_SECONDS = 60.0  # to wait for that
 def write_file(path: str | Path, data: bytes) -> None:
     """Replace a file in one step: a reader, or a run killed at any moment, sees the old content or the new, never a part."""
     path = Path(path).resolve()  # through links: what they point to is replaced, not they
-    temporary = path.parent / f".{path.name}.part"
+    temporary = path.parent / f".{path.name}.part"  # made anew: a link of that name would lead elsewhere
     try:
         if path.exists() and not path.is_file():  # a folder, a device
             raise FileExistsError(errno.EEXIST, "it is a folder" if path.is_dir() else "it is not a plain file")
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def write() -> None:
-            with open(temporary, "wb") as file:
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -50,6 +52,34 @@ def write_file(path: str | Path, data: bytes) -> None:
         with suppress(OSError):  # its folder may be the file that is in the way
             temporary.unlink()
         raise unwritable(path, error) from error
+
+
+def open_plain(path: str | Path) -> BinaryIO:
+    """A plain file to read. OSError for a pipe, a socket or a device, which could keep a reader waiting for ever."""
+    file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - the caller's
+    mode = os.fstat(file.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a plain file")
+    return file
+
+
+def read_plain(path: str | Path) -> bytes:
+    with open_plain(path) as file:
+        return file.read()
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Opens a file; a pipe that nobody reads or writes is refused, or found empty."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Anybody's JSON; ValueError for whatever is none, also for what nests too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 @contextmanager
@@ -95,7 +125,7 @@ def append_lines(path: Path, lines: list[str]) -> None:
     """Add lines in one write; a kill in the middle leaves a torn last line, which readers drop."""
 
     def append() -> None:
-        with open(path, "ab") as file:
+        with open(path, "ab", opener=without_waiting) as file:
             file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
@@ -113,7 +143,7 @@ def write_arrays(path: str | Path, arrays: Arrays, facts: Mapping[str, Any]) -> 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """What ``write_arrays`` wrote, or DamagedRun; never a part of it and never anything executable."""
     try:
-        data = path.read_bytes()
+        data = read_plain(path)
     except FileNotFoundError:
         raise DamagedRun(f"{path} is missing. If it belongs to a run, that folder is incomplete", path=str(path)) from None
     except OSError as error:
@@ -137,13 +167,13 @@ def unpacked(data: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
     """What ``packed`` packed, or ValueError for anything else."""
     try:
         (length,) = struct.unpack("<Q", data[:8])
-        content = json.loads(data[8 : 8 + length])["__metadata__"]["fedloom"]
+        content = parse_json(data[8 : 8 + length])["__metadata__"]["fedloom"]
         digest, text = content[:DIGEST], content[DIGEST:]
         arrays = load_tensors(data)
         if digest != _digest(arrays, text):
             raise ValueError("the digest does not match")
-        return arrays, json.loads(text)
-    except (SafetensorError, KeyError, TypeError, struct.error, RecursionError) as error:
+        return arrays, parse_json(text)
+    except (SafetensorError, KeyError, TypeError, struct.error) as error:
         raise ValueError("it does not describe itself" if isinstance(error, KeyError) else str(error)) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -13,6 +14,7 @@ import pytest
 from fedloom import config
 from fedloom.config import Settings, component_types, explain, from_run, from_table, load, presets, read_toml, to_toml
 from fedloom.core.errors import InvalidConfig
+from support.checks import Fedloom, check_refused
 
 
 def refused(*overrides: str, source: str | None = None) -> InvalidConfig:
@@ -335,3 +337,62 @@ def test_names_of_components_are_not_names_of_settings() -> None:
     """One rule: a name picks a component, and a table of that name holds its settings."""
     assert not {item.name for item in fields(Settings)} & set(component_types())
     assert set(config.ENGINES) <= set(component_types())
+
+
+# -- settings that would exhaust a parser ---------------------------------------------------------------
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"seed={'[' * 50_000}",
+        f"seed={'{a=' * 10_000}",
+        f"{'a.' * 30_000}b=1",
+        f"seed.{'a.' * 30_000}b=1",
+        f"seed={{{'a.' * 30_000}b=1}}",
+        f"seed=0x{'f' * 10_000}",
+        f"seed={'9' * 100_000}",
+        f"clients=0x{'f' * 17}",
+        f"training.crop=-0x{'f' * 20_000}",
+        f"{'x' * 100_000}=1",
+        f"method={'x' * 100_000}",
+        f"data.folder={'[' * 400 + ']' * 400}",
+        "seed=2024-01-01T00:00:00Z",
+        f"training.rate={'1' * 400}.0e{'9' * 400}",
+    ],
+    ids=lambda override: override[:20],
+)
+def test_settings_that_nest_without_end_or_are_enormous(fedloom_: Fedloom, override: str) -> None:
+    before = time.monotonic()
+    outcome = fedloom_("run", "quickstart", override)
+    check_refused(outcome, InvalidConfig)
+    assert len(outcome.err) < 5000 and time.monotonic() - before < 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a = {'[' * 100_000}",
+        f"{'a.' * 200_000}b = 1",
+        f"[{'a.' * 200_000}b]",
+        f"[{'a . ' * 100_000}b]",
+        "".join(f'"{number}".' for number in range(50_000)) + "x = 1",
+        f"seed = 1 # {'x' * 2_000_000}",
+        "\x00",
+        f'x = "{chr(92)}',
+        "a" * 900_000,
+        f'x = "{chr(92) * 900_000}',
+        '"' * 900_000,
+        "'x'." * 200_000,
+    ],
+    ids=lambda text: text[:12].encode("unicode_escape").decode(),
+)
+def test_a_settings_file_that_would_keep_its_parser_busy(fedloom_: Fedloom, tmp_path: Path, text: str) -> None:
+    (tmp_path / "busy.toml").write_text(text)
+    before = time.monotonic()
+    check_refused(fedloom_("run", "busy.toml"), InvalidConfig)
+    assert time.monotonic() - before < 10
+
+
+def test_texts_with_many_dots_are_no_keys() -> None:
+    dots = ".".join("a" * 30)
+    assert load(None, [f"data.folder={'x/..' * 100}"]).data.folder == "x/.." * 100
+    assert load(None, [f'data.folder="{dots}"']).data.folder == dots

@@ -25,7 +25,7 @@ from fedloom.assemble import Reopened
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.seeds import rng
-from fedloom.files import read_arrays, write_file
+from fedloom.files import parse_json, read_arrays, read_plain, write_file
 from fedloom.maths.gain import personal_gains
 from fedloom.models.personal import load_model
 from fedloom.supernets.base import Weights
@@ -113,7 +113,7 @@ class Gain:
         if not file.exists():
             return {}
         try:
-            table = json.loads(file.read_text())
+            table = parse_json(read_plain(file))
             self._compare(file, {key: table[key] for key in self.facts})
             rows = dict(zip(self.clients, table["accuracies"], strict=True))
             cells = {(i, j): value for i, row in rows.items() for j, value in zip(self.clients, row, strict=True) if value is not None}

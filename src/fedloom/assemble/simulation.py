@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 import zlib
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Spent, Store
 from fedloom.engine.visit import ClientRecords, Simulation
-from fedloom.files import write_file
+from fedloom.files import parse_json, read_plain, write_file
 from fedloom.training.tools import Tools
 
 WEIGHTS = Path("state") / "weights.safetensors"  # a run's own copy of what it started from: a resume needs nothing from elsewhere
@@ -117,7 +116,7 @@ def free_folder(name: str) -> Path:
 def so_far(store: Store) -> tuple[Spent | None, bool]:
     """What a run took before a resume, if anything says so, and whether it was finished."""
     try:
-        result = json.loads(store.read_text("result.json"))
+        result = parse_json(store.read_text("result.json"))
         said = Spent(float(result["cost"]["seconds"]), str(result.get("environment", {}).get("seconds", "")))
         over = bool(result["finished"])
     except (DamagedRun, ValueError, KeyError, TypeError, AttributeError):
@@ -147,7 +146,7 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
             _refuse_used(store.folder)  # again, now that no other process can write here
             store.save_split(split.to_arrays(), _fingerprint(dataset))
             if settings.weights:
-                write_file(store.folder / WEIGHTS, Path(settings.weights).read_bytes())
+                write_file(store.folder / WEIGHTS, read_plain(settings.weights))
             store.write_text("config.toml", to_toml(settings))  # last: from here on the folder is a run
         federation = Federation(dataset, split, device)
         before, over = so_far(store)

@@ -19,8 +19,9 @@ from fedloom.commands.newcomers import join
 from fedloom.commands.report import report
 from fedloom.commands.runs import resume, run, settings_help, show
 from fedloom.commands.spaces import list_, space
-from fedloom.core.errors import FedloomError
+from fedloom.core.errors import FedloomError, printable, visible
 
+LONGEST = 4000  # characters of a refusal: it may quote what somebody else wrote
 typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__)
 app.add_typer(analyse.app, name="analyse")
@@ -40,8 +41,8 @@ def main() -> None:
         app(arguments, standalone_mode=True)
     except FedloomError as error:
         if trace:
-            traceback.print_exc()
-        print(f"fedloom: {error}", file=sys.stderr)
+            print(visible(traceback.format_exc()), end="", file=sys.stderr)
+        print(f"fedloom: {printable(str(error), LONGEST)}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 

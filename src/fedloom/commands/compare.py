@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedloom import compare as comparison
 from fedloom import config
-from fedloom.commands.terminal import console, say, source_and_changes
+from fedloom.commands.terminal import console, new_console, say, source_and_changes
 from fedloom.core.errors import FedloomError, Interrupted
 from fedloom.report.terminal.comparison import comparison_card, comparison_notes, comparison_table
 from fedloom.report.terminal.live_runs import LiveRuns
@@ -37,7 +36,7 @@ def compare(
     names = [method.strip() for method in methods.split(",")]
     runs = comparison.plan(source, changes, names, seeds)
     own = comparison.own_settings(source, changes, names)
-    watching = Console(stderr=True) if as_json else console
+    watching = new_console(stderr=True) if as_json else console
     try:
         with LiveRuns(watching, [run.name for run in runs]) as view:
             failures = comparison.execute(runs, jobs, view)

@@ -10,7 +10,7 @@ import typer
 from fedloom.commands.terminal import console, say
 from fedloom.core.errors import Interrupted
 from fedloom.federation.agreement import read_agreement, read_site
-from fedloom.federation.certificates import make_certificates
+from fedloom.federation.certificates import check_server, check_site, make_certificates
 from fedloom.federation.server.rounds import rehearsal
 from fedloom.federation.server.rounds import serve as run_server
 from fedloom.federation.site.rounds import attend
@@ -26,6 +26,8 @@ def serve(
 ) -> None:
     """Run the server of a federation. Started again, it continues after the last finished round."""
     agreement = read_agreement(file)
+    if rehearse is None:
+        check_server(agreement.server, agreement.sites)
     title = f"{agreement.settings.method} for {agreement.members.name}"
     try:
         with LiveView(console, title) as view:
@@ -41,7 +43,9 @@ def site(
 ) -> None:
     """Take part in a federation with this site's images and get a personal model."""
     try:
-        folder = attend(read_site(file), say)
+        settings = read_site(file)
+        check_site(settings)
+        folder = attend(settings, say)
     except KeyboardInterrupt:
         raise Interrupted("stopped. The same command goes on from here") from None
     say(f"All of it is in {folder}")

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedloom.analyses.gain import EPOCHS, gain_of
 from fedloom.assemble import reopen_run
-from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, say
+from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, new_console, say
 from fedloom.core.errors import Interrupted
 from fedloom.files import write_file
 from fedloom.report.plots import plot_matrix
@@ -37,10 +36,10 @@ def gain(
     check_finite("--rate", rate)
     run, target = reopen_run(folder, trust_plugins=trust_plugins), out or folder / "analyses"
     work = gain_of(run, clients, epochs, rate, start)
-    watching = Console(stderr=True) if as_json else console
+    watching = new_console(stderr=True) if as_json else console
 
     def show(done: int, of: int, i: str, j: str, accuracy: float) -> None:
-        watching.print(f"{done}/{of}: {j}'s network at {i}: {accuracy:.2%}", highlight=False, soft_wrap=True, markup=False)
+        watching.print(f"{done}/{of}: {j}'s network at {i}: {accuracy:.2%}", highlight=False, soft_wrap=True)
 
     try:
         table = work.measure(target / "gain.json", show)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from fedloom import config
 from fedloom.commands.terminal import Plugins, console, say
@@ -57,7 +58,7 @@ def list_(
     if what and what not in things:
         raise InvalidConfig(f"There is no list of {what!r}. {did_you_mean(what, [*things, 'settings'])}")
     for title in [what] if what else list(things):
-        console.print(f"[bold]{title}[/bold]")
+        console.print(Text(title, style="bold"))
         widest = max(map(len, things[title]))
         for name, meaning in things[title].items():
             say(f"  {name:{widest}} {meaning}")

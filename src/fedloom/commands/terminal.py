@@ -5,17 +5,41 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
 
-from fedloom.core.errors import InvalidConfig
+from fedloom.core.errors import InvalidConfig, visible
 from fedloom.files import write_file
 
-console = Console()
+
+class _Visible:
+    """Names in anybody's files are part of what is printed: no control character of theirs acts on the terminal."""
+
+    def __init__(self, printed: ConsoleRenderable) -> None:
+        self.printed = printed
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.printed, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+class _OnlyVisible(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Visible(printed) for printed in renderables]
+
+
+def new_console(stderr: bool = False) -> Console:
+    made = Console(stderr=stderr, markup=False, emoji=False)  # brackets and colons in names mean themselves
+    made.push_render_hook(_OnlyVisible())
+    return made
+
+
+console = new_console()
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")]
 PrintJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Plugins = Annotated[
@@ -27,7 +51,7 @@ TrustPlugins = Annotated[bool, typer.Option("--trust-plugins", help="import the 
 
 def say(text: str) -> None:
     """Text as it is: no colours for numbers, no line breaks of the console's own."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def source_and_changes(source: str, overrides: list[str] | None) -> tuple[str, list[str]]:

@@ -6,6 +6,10 @@ of ``error.facts``, so that a program can react without parsing text.
 
 from __future__ import annotations
 
+from unicodedata import category
+
+ACTING = ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp")  # control, format and private characters, surrogates, line separators
+
 
 class FedloomError(Exception):
     """Anything that Fedloom refuses to do; not a bug in Fedloom."""
@@ -99,6 +103,12 @@ def one_line(error: BaseException, limit: int = 160) -> str:
     """Another library's complaint, short enough for a sentence."""
     text = " ".join(str(error).split())
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def visible(text: str) -> str:
+    """What came from elsewhere, for a terminal: a character that would act on it, and not stand on it, is replaced. Lines stay lines."""
+    acts = {character for character in text if character not in "\n\t" and category(character) in ACTING}
+    return "".join("\N{REPLACEMENT CHARACTER}" if character in acts else character for character in text) if acts else text
 
 
 def printable(text: str, limit: int = 500) -> str:

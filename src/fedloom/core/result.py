@@ -41,7 +41,10 @@ class LedgerEntry:
     @classmethod
     def from_json(cls, line: str) -> LedgerEntry:
         """Raises ValueError or TypeError for anything ``to_json`` did not write."""
-        values = json.loads(line)
+        try:
+            values = json.loads(line)
+        except RecursionError:
+            raise ValueError("it nests too deeply") from None
         if not isinstance(values, dict):
             raise TypeError(f"{line!r} is no entry")
         for name, kinds in _KINDS.items():

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
+from fedloom.files import open_plain, read_plain
 from fedloom.maths.partition import stratified_holdout
 
 Images = npt.NDArray[np.uint8]
@@ -131,8 +133,9 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Builds dictionaries, lists, numbers, text and arrays; can reach nothing that acts."""
+class _ArraysOnly(pickle._Unpickler):
+    """Builds dictionaries, lists, numbers, text and arrays; can reach nothing that acts. Python's own unpickler: the one in C takes
+    32 GB for a file of some bytes that numbers its objects from two billion on."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -143,8 +146,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 def _read_pickle(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = _ArraysOnly(file, encoding="bytes").load()
+        content = _ArraysOnly(BytesIO(read_plain(path)), encoding="bytes").load()
     except OSError as problem:
         raise InvalidData(f"{path} cannot be read: {problem.strerror}. {_UNPACK_AGAIN}", file=str(path)) from None
     except Exception as problem:  # damaged bytes can raise anything
@@ -171,7 +173,7 @@ def read_tinyimagenet(place: Path, image_size: int) -> Dataset:
     train = folder_pool(place / "train", classes, 64, resize=False, inside="images")
     annotations = place / "val" / "val_annotations.txt"
     try:
-        lines = annotations.read_text(encoding="utf-8").splitlines()
+        lines = read_plain(annotations).decode().splitlines()
     except (OSError, UnicodeDecodeError) as problem:
         raise InvalidData(f"{annotations} cannot be read: {problem}. {_UNPACK_AGAIN}", file=str(annotations)) from None
     number_of = {name: number for number, name in enumerate(classes)}
@@ -268,7 +270,7 @@ def decode(paths: Sequence[Path], side: int, resize: bool) -> Images:
 
 
 def _decode_one(path: Path, side: int, resize: bool) -> Images:
-    with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:
+    with open_plain(path) as file, Image.open(file, formats=("PNG", "JPEG", "WEBP")) as image:
         if image.mode.startswith(("I", "F")):  # a conversion would clip nearly everything to white
             raise InvalidData(f"{path} has more than 8 bits per channel: save it with 8", file=str(path))
         if resize:

@@ -26,11 +26,22 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedloom.core.client_site import ClientMemory, PersonalModel
-from fedloom.core.errors import DamagedRun, UnusableFolder, printable
+from fedloom.core.errors import DamagedRun, UnusableFolder, one_line, printable
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.method import State, is_per_client
 from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry
-from fedloom.files import append_lines, packed, read_arrays, unwritable, write_arrays, write_file
+from fedloom.files import (
+    append_lines,
+    open_plain,
+    packed,
+    parse_json,
+    read_arrays,
+    read_plain,
+    unwritable,
+    without_waiting,
+    write_arrays,
+    write_file,
+)
 
 MEMORIES = "state/memories.json"
 SECONDS = "state/seconds.json"
@@ -61,7 +72,7 @@ class Store:
         """Make the folder and take its lock; the lock ends with the process, however that ends."""
         try:
             (self.folder / "state").mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder / "state" / "lock", "w")  # noqa: SIM115 - held until the process ends
+            lock = open(self.folder / "state" / "lock", "a", opener=without_waiting)  # noqa: SIM115 - held until the process ends
         except OSError as error:
             raise unwritable(self.folder, error) from error
         try:
@@ -81,7 +92,7 @@ class Store:
 
     def read_text(self, name: str) -> str:
         try:
-            return (self.folder / name).read_text()
+            return read_plain(self.folder / name).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise DamagedRun(f"{self.folder / name} cannot be read ({error}); {self.folder} is not a whole run folder") from error
 
@@ -100,7 +111,7 @@ class Store:
         state, self.checkpoint = read_state(path, template)
         if (self.folder / MEMORIES).exists():
             try:
-                self._remembers_since = {str(client): int(since) for client, since in json.loads(self.read_text(MEMORIES)).items()}
+                self._remembers_since = {str(client): int(since) for client, since in parse_json(self.read_text(MEMORIES)).items()}
             except (ValueError, TypeError, AttributeError) as error:
                 raise DamagedRun(f"{self.folder / MEMORIES} is damaged ({error}). Restore it from a copy") from error
         return state
@@ -112,7 +123,7 @@ class Store:
     def load_spent(self) -> Spent | None:
         """Nothing if it is missing, as in runs of earlier versions, or damaged: result.json may still say it."""
         try:
-            kept = json.loads(self.read_text(SECONDS))
+            kept = parse_json(self.read_text(SECONDS))
             return Spent(float(kept["seconds"]), str(kept["remark"]))
         except (DamagedRun, ValueError, KeyError, TypeError):
             return None
@@ -133,14 +144,18 @@ class Store:
         path = self.folder / "ledger.jsonl"
         if not path.exists():
             return
-        with open(path, "rb") as file:
+        try:
+            file = open_plain(path)
+        except OSError as error:
+            raise DamagedRun(f"{path} cannot be read ({error.strerror})", path=str(path)) from error
+        with file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     return
                 try:
                     yield LedgerEntry.from_json(line.decode())
                 except (ValueError, TypeError, KeyError) as error:
-                    raise DamagedRun(f"{path}, line {number} is damaged ({error}). Restore it from a copy") from error
+                    raise DamagedRun(f"{path}, line {number} is damaged ({one_line(error)}). Restore it from a copy") from error
 
     def check_whole(self, over: bool) -> None:
         """A run that has begun has a ledger, without which nobody could say what left the clients, and its server's state, which is written
@@ -278,7 +293,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        result = json.loads(path.read_bytes())
+        result = parse_json(read_plain(path))
         if result["schema"] != SCHEMA:
             raise ValueError(f"its schema is {result['schema']!r}, not {SCHEMA!r}")
         for key, kind in KINDS.items():

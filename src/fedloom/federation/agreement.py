@@ -16,14 +16,15 @@ from typing import Any
 
 from fedloom import config
 from fedloom.config import RunSettings, Settings
-from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.errors import DamagedRun, InvalidConfig, printable
 from fedloom.core.hardware import HardwareSettings
 from fedloom.core.settings import setting
 from fedloom.data.members import blank, unlabelled
 from fedloom.data.readers import Dataset
 from fedloom.engine.base import ENGINES
-from fedloom.files import write_file
+from fedloom.files import parse_json, read_plain, write_file
 
+ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site
 
 
@@ -136,6 +137,7 @@ def read_site(path: Path) -> SiteSettings:
     site: SiteSettings = config.fill(SiteSettings, config.read_toml(path))
     if not NAME.fullmatch(site.name):
         raise InvalidConfig(f"{path}: name must be this site's name in the federation, got {site.name!r}", key="name")
+    _check_address(path, site.server)
     found: SiteSettings = config.map_paths(site, lambda own: own and str(path.absolute().parent / own))
     return found
 
@@ -147,12 +149,23 @@ def keep_to(agreement: Agreement, folder: Path, used: bool, key: str) -> None:
         write_file(note, (json.dumps({"name": agreement.members.name, "digest": agreement.digest}) + "\n").encode())
         return
     try:
-        known = json.loads(note.read_text())["digest"]
+        known = parse_json(read_plain(note))["digest"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedRun(f"{note} does not say which federation {folder} belongs to. Choose another {key}") from error
     if known != agreement.digest:
         cure = f"Put the old settings back, or choose another {key}"
         raise InvalidConfig(f"{folder} holds rounds of this federation under other settings. {cure}", key=key)
+
+
+def _check_address(path: Path, server: str) -> None:
+    host, port = found.groups() if (found := ADDRESS.fullmatch(server)) else ("", "0")
+    try:
+        possible = host.encode("idna")  # the system's resolver refuses labels that are empty or too long with another error
+    except UnicodeError:
+        possible = b""
+    if not possible or not 0 < int(port) < 65536:
+        what = f"server must be HOST:PORT, such as fedloom.example.org:9092, got {printable(server, 80)!r}"
+        raise InvalidConfig(f"{path}: {what}", key="server")
 
 
 def _check(path: Path, members: Members) -> None:

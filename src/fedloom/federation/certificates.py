@@ -1,21 +1,63 @@
-"""A certificate authority, a server's certificate and sites' keys, to try a federation with. Real ones belong to their owners."""
+"""Certificates and keys: those of a server and a site checked before anything listens or connects, and some to try a federation with."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from fedloom.core.errors import InvalidConfig, UnusableFolder
-from fedloom.federation.agreement import NAME
+from fedloom.core.errors import InvalidConfig, UnusableFolder, one_line
+from fedloom.federation.agreement import NAME, ServerSettings, SiteSettings
 from fedloom.federation.wire.flower import need_flower
-from fedloom.files import unwritable, write_file
+from fedloom.files import open_plain, unwritable, write_file
 
 DAYS = 365
 TAKEN = ("server", "authority")  # folders that are nobody's site
+
+
+def check_server(settings: ServerSettings, sites: Sequence[str]) -> None:
+    """Refuse files that the server cannot use."""
+    for key, path in (("certificate", settings.certificate), ("key", settings.key)):
+        _check_plain(path, f"server.{key}")
+    for site in sites:
+        _check_plain(Path(settings.sites) / f"{site}.pub", "server.sites")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key, password=_no_password)
+    except (OSError, ValueError) as error:  # SSLError is the first
+        what = f"{settings.certificate} and {settings.key} are no certificate and its key in PEM, or the key has a password"
+        raise InvalidConfig(f"{what} ({one_line(error)}). `fedloom certs` makes some to try with", key="server.certificate") from error
+
+
+def check_site(settings: SiteSettings) -> None:
+    """Refuse files that a site cannot use."""
+    for key in ("authority", "key"):
+        _check_plain(getattr(settings, key), key)
+    try:
+        ssl.create_default_context(cafile=settings.authority)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        cure = "Ask the federation's operator for it again: ca.pem"
+        what = f"{settings.authority} is no certificate of an authority in PEM ({one_line(error)})"
+        raise InvalidConfig(f"{what}. {cure}", key="authority") from error
+
+
+def _check_plain(path: str | Path, key: str) -> None:
+    try:
+        open_plain(path).close()
+    except FileNotFoundError:
+        pass  # whoever needs it says so
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be read ({error.strerror}). Set {key} to a file", key=key) from error
+
+
+def _no_password() -> NoReturn:
+    """Asked for, it would wait at the terminal of a server that nobody sits at."""
+    raise ValueError("the key has a password")
 
 
 def make_certificates(folder: Path, sites: Sequence[str], hosts: Sequence[str]) -> list[Path]:

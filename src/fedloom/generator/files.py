@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedloom
-from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, one_line
 from fedloom.files import read_arrays, write_arrays
 from fedloom.generator.features import FeatureExtractor, SmallFeatures, frozen_extractor, load_features
 from fedloom.generator.generator import AnyGenerator, Generator
@@ -25,6 +25,8 @@ from fedloom.spaces.budget import Bounded
 
 MODELS: dict[str, type[AnyGenerator]] = {kind.model: kind for kind in (Generator, PaperGenerator)}
 GENERATOR, FEATURES = "fedloom.generator/1", "fedloom.features/1"
+SIZES = ("layers", "width", "heads", "feed", "graph_layers", "graph_width")  # settings that decide how large networks are
+LARGEST = 4096  # of these
 FEATURES_NAMED = "perfedsde.features=FILE in a run, --features FILE of `fedloom generate`"
 
 
@@ -87,13 +89,26 @@ def load_generator(
     try:
         extractor = find_features(facts["features"], features, path, device) if guided and "features" in facts else None
         with torch.random.fork_rng(devices=[]):  # new networks draw weights, which the file's replace
+            _check_sizes(facts["settings"], arrays, extractor is not None)
             denoiser, predictor = kind.networks(tokens, facts["settings"], extractor.size if extractor else 0)
         denoiser = loaded(denoiser, arrays, "denoiser.", device)
         predictor = loaded(predictor, arrays, "predictor.", device) if predictor is not None else None
         generator = kind(tokens, denoiser, predictor, extractor, float(facts.get("strength", kind.strength)), facts=facts)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InvalidData(f"{path} does not fit its own description: {' '.join(str(error).split())[:200]}", path=str(path)) from error
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, ArithmeticError) as error:
+        raise InvalidData(f"{path} does not fit its own description: {one_line(error, 200)}", path=str(path)) from error
     return generator.sampled_by(sampler, steps)
+
+
+def _check_sizes(settings: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, np.ndarray], guided: bool) -> None:
+    """ValueError for settings whose networks cannot be in the file: they are refused before they fill the memory."""
+    numbers = sum(array.size for array in arrays.values())
+    for table in settings.values():
+        for name in SIZES:
+            if name in table and not (type(table[name]) is int and 1 <= table[name] <= LARGEST):
+                raise ValueError(f"{name} is {table[name]!r}, not a whole number from 1 to {LARGEST}")
+        graph = (table["graph_layers"] - 1) * table["graph_width"] ** 2 if guided and "graph_layers" in table else 0
+        if max(table.get("layers", 0) * table["width"] ** 2, graph) > numbers:
+            raise ValueError("its settings describe a network larger than the file")
 
 
 def find_features(wanted: Mapping[str, Any], given: str, path: Path, device: torch.device) -> FeatureExtractor:

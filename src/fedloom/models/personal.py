@@ -18,7 +18,12 @@ from fedloom.supernets.base import Supernet, make_supernet
 
 MODEL = "fedloom.model/1"
 KEY = "fedloom"  # the description's place in every kind of file
-LARGE = 100_000  # no image has more channels, pixels a side or classes
+LARGE = 100_000  # no image has more channels or classes
+# What a file may describe. Its network is built only if it is within these bounds, so that no description exhausts the memory.
+MOST_PIXELS = 1024  # a side, as for data.image_size
+MOST_NUMBERS = 2**24  # of one image: 64 MB
+MOST_PARAMETERS = 2**28  # of the largest network of its space: 1 GB
+MOST_MACS = 2**38  # of its network on one image: seconds
 Facts = Mapping[str, Any]
 
 
@@ -29,9 +34,12 @@ def supernet_of(facts: Facts) -> Supernet[Any]:
         raise ValueError(f"it is of the search space {space!r}, which is unknown here; one of your own is found with --plugin FILE")
     try:
         settings = config.from_table({"space": space, space: facts["settings"]}).components[space]
+        supernet = make_supernet(space, settings, image_of(facts))
+        largest = supernet.space.cost(supernet.space.named["largest"])
     except InvalidConfig as error:
         raise ValueError(str(error)) from error
-    return make_supernet(space, settings, image_of(facts))
+    _bound("parameters", largest.parameters, MOST_PARAMETERS)
+    return supernet
 
 
 def image_of(facts: Facts) -> ImageShape:
@@ -39,7 +47,14 @@ def image_of(facts: Facts) -> ImageShape:
     image = ImageShape(**facts["image"])
     if not all(type(number) is int and 0 < number <= LARGE for number in (image.channels, image.size, image.classes)):
         raise ValueError(f"images of {image.channels} channels, {image.size} pixels and {image.classes} classes")
+    _bound("pixels a side", image.size, MOST_PIXELS)
+    _bound("numbers in an image", image.channels * image.size**2, MOST_NUMBERS)
     return image
+
+
+def _bound(what: str, number: int, most: int) -> None:
+    if number > most:
+        raise ValueError(f"it describes a network of {number:,} {what}; at most {most:,} are read from a file")
 
 
 def network_of(facts: Facts, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -48,6 +63,7 @@ def network_of(facts: Facts, tensors: Mapping[str, Tensor]) -> nn.Module:
     try:
         architecture = Architecture.parse(facts["architecture"])
         supernet.space.check(architecture)
+        _bound("multiply-accumulates", supernet.space.cost(architecture).macs, MOST_MACS)
         return supernet.load(architecture, tensors)
     except (InvalidArchitecture, RuntimeError) as error:
         raise ValueError(str(error)) from error

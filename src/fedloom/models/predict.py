@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,15 @@ from torch import Tensor
 
 from fedloom.core.errors import DamagedRun, InvalidData, UnusableFormat, one_line
 from fedloom.data.augment import normalise
+from fedloom.files import open_plain, parse_json, read_plain
 from fedloom.models.export import BESIDE, onnx_session
 from fedloom.models.personal import KEY, MODEL, image_of, load_model, network_of
 from fedloom.models.supernet_weights import WEIGHTS, header
 
-BATCH = 32  # images at a time
+BATCH, USUAL_SIDE = 32, 224  # images at a time, of at most so many pixels a side; of larger ones fewer
 MODES = {1: "L", 3: "RGB"}  # channels -> pillow's name for such images
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # those that pillow reads by itself
+DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)  # what reading one may raise
 FLOAT32 = 7  # in the weight table of a .pt2 file
 
 
@@ -44,7 +47,8 @@ class Model:
     @torch.no_grad()
     def probabilities(self, images: npt.NDArray[np.uint8]) -> Tensor:
         """(n, classes) from (n, channels, size, size)."""
-        parts = [torch.from_numpy(images[start : start + BATCH]) for start in range(0, len(images), BATCH)]
+        batch = max(1, BATCH * USUAL_SIDE**2 // max(self.size, USUAL_SIDE) ** 2)
+        parts = [torch.from_numpy(images[start : start + batch]) for start in range(0, len(images), batch)]
         logits = torch.cat([self.logits(normalise(part, self.mean, self.std)) for part in parts])
         if not logits.isfinite().all():
             what = "the logits are not finite numbers, so that its weights or statistics cannot be those of a trained network"
@@ -57,13 +61,13 @@ def read_model(path: str | Path) -> Model:
     """A file written by ``fedloom export`` in any format, or a client's model inside a run. Nothing in it is executed."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(9)
     except OSError as error:
         raise InvalidData(f"{path} cannot be read: {error.strerror}", file=str(path)) from error
     try:
         return _described(path, *_reader(start)(path))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, zipfile.BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OSError, ArithmeticError, *DAMAGED_ZIP) as error:
         cure = "Write it again with `fedloom export`"
         raise InvalidData(f"{path} is no model of Fedloom, or damaged: {one_line(error)}. {cure}", file=str(path)) from error
 
@@ -114,12 +118,14 @@ def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor],
 def _read_torch(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor]]:
     """The numbers and the description of a .pt2 file; the network is built from them, so that the program inside, which could be
     anybody's, is never run."""
-    with zipfile.ZipFile(path) as archive:
+    with open_plain(path) as file, zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
+            raise ValueError("its archive is compressed or overlaps itself, and torch writes none like that")
         names = {name.partition("/")[2]: name for name in archive.namelist()}
         if f"extra/{BESIDE}" not in names:
             raise ValueError("it does not describe itself")
-        facts = json.loads(archive.read(names[f"extra/{BESIDE}"]))
-        table = json.loads(archive.read(names["data/weights/model_weights_config.json"]))["config"]
+        facts = parse_json(archive.read(names[f"extra/{BESIDE}"]))
+        table = parse_json(archive.read(names["data/weights/model_weights_config.json"]))["config"]
         tensors = {}
         for name, entry in table.items():
             meta = entry["tensor_meta"]
@@ -136,7 +142,7 @@ def _read_torch(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tenso
 
 def _read_onnx(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor]]:
     try:
-        session = onnx_session(path.read_bytes())
+        session = onnx_session(read_plain(path))
     except UnusableFormat:
         raise
     except Exception as error:  # see above
@@ -144,7 +150,7 @@ def _read_onnx(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor
     described = session.get_modelmeta().custom_metadata_map
     if KEY not in described:
         raise ValueError("it does not describe itself")
-    facts = json.loads(described[KEY])
+    facts = parse_json(described[KEY])
     return facts, lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
 
 
@@ -155,7 +161,7 @@ def read_image(path: str | Path, channels: int, size: int) -> npt.NDArray[np.uin
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as image:
+            with open_plain(path) as file, Image.open(file, formats=FORMATS) as image:
                 if image.mode.startswith(("I", "F")):  # a conversion would clip nearly everything to white
                     raise ValueError("it has more than 8 bits per channel; save it with 8")
                 image.draft(mode, (2 * size, 2 * size))  # lets a large JPEG be decoded at a fraction of its size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -18,7 +17,7 @@ import fedloom
 from fedloom.config import as_overrides
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, one_line
 from fedloom.core.seeds import rng
-from fedloom.files import DIGEST, read_arrays, write_arrays
+from fedloom.files import DIGEST, open_plain, parse_json, read_arrays, write_arrays
 from fedloom.models.personal import KEY, MODEL, supernet_of
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
@@ -83,12 +82,12 @@ def take_network(path: Path, architecture: str) -> tuple[nn.Module, dict[str, An
 def header(path: Path) -> dict[str, Any] | None:
     """The description in a safetensors file, not yet checked against its content; nothing if there is none."""
     try:
-        path.open("rb").close()  # for the system's own words when it cannot be read
+        open_plain(path).close()  # for the system's own words when it cannot be read
         with safe_open(path, framework="numpy") as file:
-            facts = json.loads((file.metadata() or {})[KEY][DIGEST:])
+            facts = parse_json((file.metadata() or {})[KEY][DIGEST:])
     except OSError as error:
         raise InvalidData(f"{path} cannot be read: {error.strerror or one_line(error)}", file=str(path)) from error
-    except (SafetensorError, KeyError, ValueError, RecursionError):
+    except (SafetensorError, KeyError, ValueError):
         return None
     return facts if isinstance(facts, dict) else None
 

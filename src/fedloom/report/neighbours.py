@@ -55,7 +55,7 @@ def _settings_of_neighbour(place: Path) -> dict[str, Any] | None:
     try:
         result = read_result(place)
         return flat_settings(place) if result.get("finished") and result["clients"] else None
-    except (FedloomError, OSError, ValueError):
+    except FedloomError:
         return None
 
 

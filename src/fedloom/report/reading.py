@@ -18,7 +18,7 @@ from fedloom.core.errors import FedloomError
 from fedloom.core.result import ClientResult
 from fedloom.engine.run import describe_client
 from fedloom.engine.store import Store, client_result, read_result
-from fedloom.files import read_arrays
+from fedloom.files import read_arrays, read_plain
 from fedloom.methods.base import METHODS
 from fedloom.report.view import Course, Holdings, RunView
 from fedloom.report.words import plain
@@ -67,7 +67,7 @@ def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
 
 def flat_settings(folder: Path) -> dict[str, Any]:
     """key -> value of config.toml, which has been read before."""
-    table = tomllib.loads((folder / "config.toml").read_text())
+    table = config.read_toml(folder / "config.toml")
     flat = {name: value for name, value in table.items() if not isinstance(value, dict)}
     return flat | {f"{name}.{key}": part for name, value in table.items() if isinstance(value, dict) for key, part in value.items()}
 
@@ -76,14 +76,14 @@ def read_method(folder: Path) -> str:
     """Which method a run has, as far as its settings can be read; whoever opens it says what is wrong with them."""
     try:
         return str(flat_settings(folder).get("method"))
-    except (OSError, ValueError):
+    except FedloomError:
         return ""
 
 
 def split_bytes(folder: Path) -> bytes | None:
     """The division of the images, with a fingerprint of the data set."""
     try:
-        return (folder / "state" / "split.safetensors").read_bytes()
+        return read_plain(folder / "state" / "split.safetensors")
     except OSError:
         return None
 

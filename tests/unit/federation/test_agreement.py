@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from fedloom.federation.agreement import Agreement, read_agreement, read_site
 from fedloom.testing.plugged import taken_back
 from support.checks import Fedloom, check_refused
 from support.federation import CLASS_LIST, SITE, SITES, write_digits
+
+EMPTY = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 
 
 def test_what_is_agreed_on(agreement_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -174,6 +178,45 @@ def test_a_sites_paths_are_relative_to_its_file(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text('name = "a"\nimages = "/elsewhere"')
     site = read_site(tmp_path / "site.toml")
     assert site.key == str(tmp_path / "key.pem") and site.federation == str(tmp_path / "federation.toml") and site.images == "/elsewhere"
+
+
+@pytest.mark.parametrize("file", ["ca.pem", "key.pem"])
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x00" * 3000, EMPTY, None])
+def test_a_site_with_a_damaged_certificate_or_key(fedloom_: Fedloom, place: Path, file: str, content: bytes | None) -> None:
+    path = place / "certs" / "north" / file
+    path.unlink()
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    check_refused(fedloom_("site", "north.toml"), InvalidConfig, path)
+
+
+@pytest.mark.parametrize("file", ["server.pem", "server-key.pem", "sites/north.pub"])
+@pytest.mark.parametrize("content", [b"", b"nonsense", EMPTY, None])
+def test_a_server_with_a_damaged_certificate_or_key(fedloom_: Fedloom, place: Path, file: str, content: bytes | None) -> None:
+    path = place / "certs" / "server" / file
+    path.unlink()
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    check_refused(fedloom_("serve", "federation.toml"), InvalidConfig, path)
+
+
+def test_a_server_key_with_a_password_is_refused_and_not_asked_for(fedloom_: Fedloom, place: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    path = place / "certs" / "server" / "server-key.pem"
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+    check_refused(fedloom_("serve", "federation.toml"), InvalidConfig, path, "password")
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["", "localhost", ":9092", "localhost:", "localhost:0", "localhost:99999", "local host:1", "a@b:1", "b:1/x", "\u001b[2J:1", "ü.org:1"]
+    + [f"{'a' * 64}.org:9092", "a..org:9092", "[::1:9092", "localhost:9092\n", "https://localhost:9092"],
+)
+def test_an_address_that_is_none(fedloom_: Fedloom, place: Path, server: str) -> None:
+    text = re.sub(r"(?m)^server = .*$", lambda _: f"server = {json.dumps(server)}", (place / "north.toml").read_text())
+    (place / "north.toml").write_text(text)
+    check_refused(fedloom_("site", "north.toml"), InvalidConfig, "north.toml: server must be HOST:PORT")
 
 
 def test_a_site_says_what_is_missing_before_it_connects(fedloom_: Fedloom, place: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import resource
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -231,6 +233,9 @@ def test_an_export_that_changes_the_network_is_refused(exported: Exported, monke
 # -- models that cannot be used ----------------------------------------------------------------------
 
 
+LARGEST = make_supernet("mobilenetv3", SPACES["mobilenetv3"].settings.tiny(), ImageShape(1, 8, 3)).space.named["largest"].id
+
+
 def small_model(path: Path, **changes: Any) -> Path:
     """A model file of one-channel images whose description is changed; None removes an entry."""
     settings, image = SPACES["mobilenetv3"].settings.tiny(), ImageShape(1, 8, 3)
@@ -325,7 +330,57 @@ def test_a_file_that_is_no_personal_model_is_named_as_what_it_is(tmp_path: Path)
 def test_a_description_without_an_end(fedloom_: Fedloom, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "deep.pt2", "w") as archive:
         archive.writestr("deep/extra/fedloom.json", 100_000 * "[")
-    check_refused(fedloom_("predict", "deep.pt2", "any.png"), InvalidData, "deep.pt2 is no model of Fedloom, or damaged: maximum recursion")
+    check_refused(fedloom_("predict", "deep.pt2", "any.png"), InvalidData, "deep.pt2 is no model of Fedloom", "it nests too deeply")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image": {"channels": 1, "size": 3000, "classes": 3}}, "3,000 pixels a side; at most 1,024"),
+        ({"image": {"channels": 100_000, "size": 1024, "classes": 3}}, "numbers in an image"),
+        ({"space": "darts", "settings": {"channels": 512, "cells": 64}}, "parameters; at most 268,435,456"),
+        (
+            {"settings": {"width": 4.0}, "image": {"channels": 1, "size": 1024, "classes": 3}, "architecture": LARGEST},
+            "578,668,592,128 multiply-accumulates; at most",
+        ),
+    ],
+)
+def test_a_model_that_describes_more_than_memory_holds(fedloom_: Fedloom, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    """Refused before it is built."""
+    path = small_model(tmp_path / "model.safetensors", **changes)
+    started, peak = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    check_refused(fedloom_("predict", path, "any.png"), InvalidData, path, words)
+    assert time.monotonic() - started < 10 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 200_000  # kilobytes
+
+
+@pytest.mark.parametrize("command", [("predict", "bomb", "any.png"), ("import-weights", "mobilenetv3", "bomb")])
+def test_an_archive_that_unpacks_to_gigabytes_is_not_unpacked(fedloom_: Fedloom, tmp_path: Path, command: tuple[str, ...]) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name in ("bomb/extra/fedloom.json", "bomb/data.pkl"):
+            with archive.open(name, "w", force_zip64=True) as file:
+                for _ in range(100):
+                    file.write(bytes(2**20))
+    assert (tmp_path / "bomb").stat().st_size < 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    check_refused(fedloom_(*command), InvalidData, "bomb", "compressed")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 50_000
+
+
+def test_headers_of_torch_files_that_are_no_headers(exported: Exported, fedloom_: Fedloom, tmp_path: Path) -> None:
+    table = "data/weights/model_weights_config.json"
+    entry = {"path_name": "weight_0", "tensor_meta": {"dtype": 7, "sizes": [], "strides": [], "storage_offset": {"as_int": 0}}}
+    for name, text in {
+        "extra/fedloom.json": "[]",
+        table: '{"config": []}',
+        f"{table}#": '{"config": {"a": 3}}',
+        f"{table}##": json.dumps({"config": {"a": {**entry, "tensor_meta": {**entry["tensor_meta"], "sizes": [{"as_int": -5}]}}}}),  # type: ignore[dict-item]
+        f"{table}###": json.dumps({"config": {"a": {**entry, "tensor_meta": {**entry["tensor_meta"], "sizes": [{"as_int": 10**18}] * 9}}}}),  # type: ignore[dict-item]
+        f"{table}####": json.dumps({"config": {"a": {**entry, "path_name": ["x"]}}}),
+    }.items():
+        with zipfile.ZipFile(exported.files["torch"]) as source, zipfile.ZipFile(tmp_path / "odd.pt2", "w") as target:
+            for member in source.namelist():
+                target.writestr(member, text if member.endswith(name.rstrip("#")) else source.read(member))
+        check_refused(fedloom_("predict", "odd.pt2", "any.png"), InvalidData, "odd.pt2 is no model of Fedloom, or damaged")
 
 
 def test_the_program_inside_a_torch_file_is_never_run(exported: Exported, tmp_path: Path) -> None:

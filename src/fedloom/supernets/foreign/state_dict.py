@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedloom.core.errors import InvalidConfig, InvalidData, one_line, printable
 from fedloom.core.registry import did_you_mean
+from fedloom.files import open_plain
 
 NAMED = 3  # keys that a refusal names
 USUAL = ("state_dict", "model")  # where training scripts put the weights inside a checkpoint; averages of them lie beside
@@ -113,7 +114,7 @@ def _content(path: Path) -> Any:
     """What a file holds: tensors and plain values."""
     start, safetensors = b"", False
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(64)
         safetensors = start[5:9] == b"\0\0\0{"  # a length of eight bytes, then JSON
         if not start:
@@ -154,6 +155,8 @@ def _check_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             if not any(name.endswith("/data.pkl") for name in archive.namelist()):
                 raise InvalidData(f"{path} is a zip archive, but not one of torch.save. Give the weights file inside it", file=str(path))
+            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                raise InvalidData(f"{path} is compressed or overlaps itself, and torch.save writes no such archive. {SAVE}", file=str(path))
             unchecked = not any(entry.CRC for entry in archive.infolist())  # torch.serialization.set_crc32_options(False)
             wrong = None if unchecked else archive.testzip()
     except InvalidData:
