@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 SCHEMA = "fedloom.result/1"
@@ -47,35 +47,23 @@ class LedgerEntry:
             raise ValueError("it nests too deeply") from None
         if not isinstance(values, dict):
             raise TypeError(f"{line!r} is no entry")
-        for name, kinds in _KINDS.items():
-            if name in _LATER and name not in values:
+        for item in fields(cls):
+            if item.name in _LATER and item.name not in values:
                 continue
-            if type(values.get(name)) not in kinds:
-                raise ValueError(f"{name} is {values.get(name)!r}")
+            if type(values.get(item.name)) not in _KINDS[str(item.type)]:
+                raise ValueError(f"{item.name} is {values.get(item.name)!r}")
         return cls(**{**values, "uploads": tuple(values["uploads"])})
 
 
-_NUMBER, _MAYBE = (int, float), (int, float, type(None))
-_KINDS: dict[str, tuple[type, ...]] = {
-    "client": (str,),
-    "round": (int,),
-    "final": (bool,),
-    "bytes_down": (int,),
-    "bytes_up": (int,),
-    "uploads": (list,),
-    "seconds": (dict,),
-    "architecture": (str,),
-    "validation_accuracy": _MAYBE,
-    "test_accuracy": _MAYBE,
-    "trained_macs": (int,),
-    "evaluated_architectures": (int,),
-    "peak_memory_mb": _NUMBER,
-    "process_memory_mb": _NUMBER,
-    "notes": (dict,),
-    "tier": (int,),
-    "simulated_seconds": _NUMBER,
-    "late": (bool,),
-    "upload_bytes": (dict,),
+_KINDS: dict[str, tuple[type, ...]] = {  # type of a field -> what JSON may give for it
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "tuple[str, ...]": (list,),
+    "Mapping[str, float]": (dict,),
+    "Mapping[str, int]": (dict,),
 }
 _LATER = ("tier", "simulated_seconds", "late", "upload_bytes")  # which ledgers of earlier versions do not have
 
