@@ -57,10 +57,11 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
             connection.send(said)
 
 
-@ENGINES.add("processes", ProcessesSettings, "several clients at once, in processes of this machine; the same numbers")
-class ProcessesLink:
+class WorkersLink:
+    """Clients that workers visit. stage: told of every stage (client, stage) that begins."""
+
     def __init__(
-        self, clients: Sequence[str], records: ClientRecords, workers: Sequence[Connection], stage: Callable[[str, str], None] | None = None
+        self, clients: Sequence[str], records: ClientRecords, workers: Sequence[Any], stage: Callable[[str, str], None] | None = None
     ) -> None:
         self._clients, self._records, self._workers, self._stage = clients, records, workers, stage
         self.at_once = len(workers)
@@ -68,6 +69,9 @@ class ProcessesLink:
     def clients(self) -> Sequence[str]:
         return self._clients
 
+
+@ENGINES.add("processes", ProcessesSettings, "several clients at once, in processes of this machine; the same numbers")
+class ProcessesLink(WorkersLink):
     def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
         with shared({id(group): group for instruction in instructions for group in instruction.arrays.values()}) as places:
             return self._exchange(instructions, places)

@@ -21,7 +21,8 @@ from fedloom.core.hardware import Hardware
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.settings import setting
 from fedloom.engine.base import ENGINES
-from fedloom.engine.visit import ClientRecords, Simulation, Visited, visit
+from fedloom.engine.processes import WorkersLink
+from fedloom.engine.visit import Simulation, Visited, visit
 
 ENVIRONMENT = {  # before Ray is imported
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage statistics
@@ -57,16 +58,7 @@ class Worker:
 
 
 @ENGINES.add("ray", RaySettings, "clients spread over processes, GPUs and machines by Ray; the same numbers (extra ray)")
-class RayLink:
-    def __init__(
-        self, clients: Sequence[str], records: ClientRecords, workers: Sequence[Any], stage: Callable[[str, str], None] | None = None
-    ) -> None:
-        self._clients, self._records, self._workers, self._stage = clients, records, workers, stage
-        self.at_once = len(workers)
-
-    def clients(self) -> Sequence[str]:
-        return self._clients
-
+class RayLink(WorkersLink):
     def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
         import ray
         from ray.util import ActorPool
