@@ -232,12 +232,9 @@ class DARTS(SearchSpace):
 
     def parts(self, architecture: Architecture | None = None) -> Iterator[Part]:
         """What an architecture has besides the classifier; what the supernet has without one."""
-        chosen = None if architecture is None else self.chosen(architecture)
-        yield self.stem
-        for cell in self.cells:
-            yield from cell.inputs
-            for number, edge in enumerate(cell.operations):
-                yield from (part for name, part in edge.items() if chosen is None or name == chosen[cell.kind][number])
+        choices = np.arange(len(self.operations))
+        every = np.ones((len(KINDS), len(EDGES), len(choices)), bool)
+        return self.mixture_parts(every if architecture is None else np.reshape(architecture.choices, (len(KINDS), -1, 1)) == choices)
 
     # -- cost and drawing -----------------------------------------------------
     def cost(self, architecture: Architecture) -> Cost:
@@ -276,8 +273,9 @@ class DARTS(SearchSpace):
         yield self.stem
         for cell in self.cells:
             yield from cell.inputs
-            for edge, row in zip(cell.operations, present[cell.kind], strict=True):
-                yield from (part for name, part in edge.items() if row[self.operations.index(name)])
+            for edge, row in zip(cell.operations, present[cell.kind].tolist(), strict=True):
+                there = zip(self.operations, row, strict=True)
+                yield from (edge[name] for name, is_there in there if is_there and name in edge)
 
     def mixture_cost(self, present: npt.NDArray[np.bool_]) -> Cost:
         """What a mixture costs: with one operation per edge the same as that architecture. Sums are not counted."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -69,9 +70,7 @@ class DARTSSupernet(Supernet[DARTS]):
     # -- executions ---------------------------------------------------------
     def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
         chosen = self.space.chosen(architecture)
-
-        def run(part: Part, x: Tensor) -> Tensor:
-            return run_part(part, x, weights, statistics)
+        run = partial(run_part, weights=weights, statistics=statistics)
 
         def edge(cell: Cell, number: int, x: Tensor) -> Tensor | None:
             name = chosen[cell.kind][number]
@@ -93,9 +92,7 @@ class DARTSSupernet(Supernet[DARTS]):
         are one, as in SPIDER. DARTS gives the softmax of its architecture parameters. present, of the same shape, says which operations
         are left: the others are not run at all. An operation that several edges do to one state runs once for all of them.
         """
-
-        def run(part: Part, x: Tensor) -> Tensor:
-            return run_part(part, x, weights, statistics)
+        run = partial(run_part, weights=weights, statistics=statistics)
 
         def leaving(cell: Cell, source: int, x: Tensor) -> list[Made]:
             made: dict[int, list[Tensor]] = {number: [] for number in LEAVING[source]}
@@ -115,9 +112,7 @@ class DARTSSupernet(Supernet[DARTS]):
         chosen = genes.reshape(len(KINDS), len(EDGES), 1) == operations  # (2, 14, operations)
 
         always = torch.ones((), dtype=torch.bool, device=genes.device)
-
-        def run(part: Part, x: Tensor) -> Tensor:
-            return run_part(part, x, weights, statistics, always)
+        run = partial(run_part, weights=weights, statistics=statistics, present=always)
 
         def edge(cell: Cell, number: int, x: Tensor) -> Tensor | None:
             row = chosen[cell.kind, number]
