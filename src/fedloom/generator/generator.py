@@ -4,7 +4,7 @@ Unguided, the reverse diffusion draws architectures as the space does. Guidance 
 ``p(a | x) -> p(a | x) exp(strength * gain(a))``, with the gain linearised at the current belief: its gradient is added to the
 logits. Where the gain is a sum over genes this samples from ``p(a) exp(strength * gain(a))``.
 
-``AnyGenerator`` is what all models share, ``Generator`` the fast one; ``paper_generator.py`` has the papers'.
+``AnyGenerator`` is what all models share, ``Generator`` the fast one; ``paper/generator.py`` has the papers'.
 """
 
 from __future__ import annotations

@@ -8,15 +8,13 @@ number of classes and an imbalance of labels can be seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from fedloom.generator.features import FeatureExtractor
 
 PER_CLASS = 20  # images
 
@@ -32,63 +30,23 @@ class Grouped:
     log_shares: Tensor  # (classes,) logarithm of the share of all images that are of this class
 
 
-def group_by_class(features: Tensor, labels: Tensor, per_class: int = PER_CLASS, rng: np.random.Generator | None = None) -> Grouped:
-    """Up to ``per_class`` images of each class that occurs, drawn by ``rng``; the first ones without it.
+def grouped_features(extractor: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, per_class: int = PER_CLASS) -> Grouped:
+    """Features of the first ``per_class`` images of each class that occurs; only these are looked at.
 
-    features: (n, F); labels: (n,).
+    images: (n, c, h, w); labels: (n,).
     """
-    picked, log_shares = _pick(labels, per_class, rng)
-    return _gather(features, picked, log_shares)
-
-
-def grouped_features(
-    extractor: FeatureExtractor, images: Tensor, labels: Tensor, per_class: int = PER_CLASS, rng: np.random.Generator | None = None
-) -> Grouped:
-    """``group_by_class`` of images (n, c, h, w), of which only those picked are looked at."""
-    picked, log_shares = _pick(labels, per_class, rng)
-    needed = sorted({place for members in picked for place in members})
-    where = {place: row for row, place in enumerate(needed)}
-    features = extractor(images[torch.tensor(needed, device=images.device)])
-    return _gather(features, [[where[place] for place in members] for members in picked], log_shares)
-
-
-def stacked(tasks: Sequence[Grouped]) -> Grouped:
-    """Tasks as one batch, padded to the most classes and images among them."""
-    classes, images = (max(task.image_mask.shape[axis] for task in tasks) for axis in (0, 1))
-
-    def padded(tensor: Tensor, *shape: int) -> Tensor:
-        result = tensor.new_zeros(shape + tensor.shape[len(shape) :])
-        result[tuple(slice(size) for size in tensor.shape[: len(shape)])] = tensor
-        return result
-
-    return Grouped(
-        torch.stack([padded(task.features, classes, images) for task in tasks]),
-        torch.stack([padded(task.class_mask, classes) for task in tasks]),
-        torch.stack([padded(task.image_mask, classes, images) for task in tasks]),
-        torch.stack([padded(task.log_shares, classes) for task in tasks]),
-    )
-
-
-def _pick(labels: Tensor, per_class: int, rng: np.random.Generator | None) -> tuple[list[list[int]], list[float]]:
-    """Places of the picked images and the logarithm of the share, for each class that occurs."""
     known = labels.cpu().numpy()
-    picked, log_shares = [], []
-    for label in np.unique(known):
-        members = np.flatnonzero(known == label)
-        order = members if rng is None else rng.permutation(members)
-        picked.append([int(place) for place in order[:per_class]])
-        log_shares.append(float(np.log(len(members) / len(known))))
-    return picked, log_shares
-
-
-def _gather(features: Tensor, picked: Sequence[Sequence[int]], log_shares: Sequence[float]) -> Grouped:
-    classes, images = len(picked), max(map(len, picked), default=0)
-    grouped = features.new_zeros(classes, images, features.shape[1])
-    image_mask = torch.zeros(classes, images, dtype=torch.bool, device=features.device)
-    for row, members in enumerate(picked):
-        grouped[row, : len(members)] = features[list(members)]
-        image_mask[row, : len(members)] = True
-    return Grouped(grouped, image_mask.any(1), image_mask, features.new_tensor(list(log_shares)))
+    members = [np.flatnonzero(known == label) for label in np.unique(known)]
+    picked = [own[:per_class] for own in members]
+    needed = np.sort(np.concatenate(picked))
+    features = extractor(images[torch.from_numpy(needed).to(images.device)])
+    grouped = features.new_zeros(len(picked), max(map(len, picked)), features.shape[1])
+    image_mask = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=features.device)
+    for row, own in enumerate(picked):
+        grouped[row, : len(own)] = features[np.searchsorted(needed, own).tolist()]
+        image_mask[row, : len(own)] = True
+    log_shares = [float(np.log(len(own) / len(known))) for own in members]
+    return Grouped(grouped, image_mask.any(1), image_mask, features.new_tensor(log_shares))
 
 
 # -- Set Transformer ----------------------------------------------------------------------
@@ -172,6 +130,5 @@ class TaskEncoder(nn.Module):
 
     def encode(self, task: Grouped) -> Tensor:
         """Of stacked tasks, or (width,) of one."""
-        if task.features.ndim == 3:
-            return self.encode(stacked([task]))[0]
-        return self(task.features, task.class_mask, task.image_mask, task.log_shares)
+        parts = (task.features, task.class_mask, task.image_mask, task.log_shares)
+        return self(*(part[None] for part in parts))[0] if task.features.ndim == 3 else self(*parts)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 
-from fedloom.core.seeds import rng
 from fedloom.generator.features import SmallFeatures, frozen_extractor
-from fedloom.generator.task_encoder import AttentionBlock, SetEncoder, TaskEncoder, attend, group_by_class, grouped_features, stacked
+from fedloom.generator.task_encoder import AttentionBlock, Grouped, SetEncoder, TaskEncoder, attend, grouped_features
 
 
 # -- attention ------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_the_vector_carries_the_features() -> None:
 # -- grouping -------------------------------------------------------------------------------
 def test_images_are_grouped_by_class() -> None:
     features = torch.arange(12.0).reshape(6, 2)
-    grouped = group_by_class(features, torch.tensor([7, 2, 7, 7, 7, 2]), per_class=3)
+    grouped = grouped_features(torch.clone, features, torch.tensor([7, 2, 7, 7, 7, 2]), per_class=3)
     assert grouped.features.shape == (2, 3, 2)
     assert grouped.features[0].tolist() == [[2, 3], [10, 11], [0, 0]]  # label 2, then padding
     assert grouped.features[1].tolist() == [[0, 1], [4, 5], [6, 7]]  # label 7, three of four
@@ -104,32 +104,25 @@ def test_images_are_grouped_by_class() -> None:
     assert grouped.log_shares.exp().tolist() == pytest.approx([2 / 6, 4 / 6])
 
 
-def test_the_draw_is_the_generators() -> None:
-    features, labels = torch.arange(100.0)[:, None], torch.zeros(100, dtype=torch.long)
-    first, again, other = (group_by_class(features, labels, 20, rng(seed)).features.flatten().tolist() for seed in (1, 1, 2))
-    assert first == again != other
-    assert len(set(first)) == len(set(other)) == 20
-
-
 def test_only_the_picked_images_are_looked_at() -> None:
     torch.manual_seed(0)
     extractor = frozen_extractor(SmallFeatures(), SmallFeatures().state_dict(), "here")
     images = torch.randint(0, 256, (30, 1, 8, 8), dtype=torch.uint8)
     labels = torch.arange(30) % 3
-    lean, whole = grouped_features(extractor, images, labels, 4, rng(0)), group_by_class(extractor(images), labels, 4, rng(0))
+    lean, whole = grouped_features(extractor, images, labels, 4), grouped_features(torch.clone, extractor(images), labels, 4)
     assert torch.allclose(lean.features, whole.features, atol=1e-6) and torch.equal(lean.log_shares, whole.log_shares)
     seen: list[int] = []
     frozen = extractor.network.features
     extractor.network.features = lambda chunk: seen.append(len(chunk)) or frozen(chunk)  # type: ignore[method-assign,func-returns-value]
-    grouped_features(extractor, images, labels, 4, rng(0))
+    grouped_features(extractor, images, labels, 4)
     assert sum(seen) == 12
 
 
 def test_one_task_is_its_row_of_a_batch() -> None:
     torch.manual_seed(0)
     encoder = TaskEncoder(4).eval()
-    tasks = [group_by_class(torch.randn(n, 4), torch.arange(n) % classes, 5) for n, classes in ((12, 3), (7, 7), (9, 1))]
-    batch = encoder.encode(stacked(tasks))
+    tasks = [grouped_features(torch.clone, torch.randn(n, 4), torch.arange(n) % 3, 5) for n in (13, 14, 15)]
+    batch = encoder.encode(Grouped(*(torch.stack([getattr(task, item.name) for task in tasks]) for item in fields(Grouped))))
     assert batch.shape == (3, 56)
     for task, row in zip(tasks, batch, strict=True):
         assert torch.allclose(encoder.encode(task), row, atol=1e-5)
