@@ -134,7 +134,7 @@ def from_table(table: Mapping[str, Any], trust_plugins: bool = True) -> Settings
             raise InvalidConfig(f"Unknown key {key!r}. {did_you_mean(key, [*known, *components])}", key=key)
     settings = fill(Settings, own, "")
     made = {name: fill(kind, table.get(name, {}), name) for name, kind in components.items()}
-    settings = Settings(**{**{name: getattr(settings, name) for name in known}, "components": made})
+    settings = replace(settings, components=made)
     _check_names(settings)
     return settings
 

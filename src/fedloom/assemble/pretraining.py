@@ -19,7 +19,7 @@ from fedloom.data.readers import DATASETS, Dataset, DataSettings, read
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import STRONGEST, AnyGenerator
 from fedloom.generator.pretrain import Pretraining, PretrainSettings, Progress
-from fedloom.generator.proxy import Proxy, make_proxy
+from fedloom.generator.proxy import make_proxy
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, make_supernet
 
@@ -58,11 +58,8 @@ def plan(space: str, overrides: Sequence[str]) -> Plan:
 def pretrain(work: Plan, folder: Path, device: str, progress: Progress) -> AnyGenerator:
     where = usable_device(device, "--device")
     training = Pretraining(work.supernet(ANY_IMAGE).space, work.settings, folder, where, progress)
-    return training.run(lambda proxy: work.supernet(proxy.image), _proxy(work, where) if work.settings.guided else None)
-
-
-def _proxy(work: Plan, device: torch.device) -> Proxy:
-    return make_proxy(read(work.data), work.settings.proxy, device)
+    proxy = make_proxy(read(work.data), work.settings.proxy, where) if work.settings.guided else None
+    return training.run(lambda proxy: work.supernet(proxy.image), proxy)
 
 
 def generate(
@@ -76,7 +73,6 @@ def generate(
     strength: float | None = None,
     sampler: str = "",
     steps: int = 0,
-    device: str = "auto",
 ) -> tuple[AnyGenerator, list[Architecture]]:
     """Architectures of a space: for the images of a folder or a data set, or of the whole space if ``data`` is empty."""
     if not data and (strength is not None or features):
@@ -85,7 +81,7 @@ def generate(
     if strength is not None and not 0 <= strength <= STRONGEST:
         raise InvalidConfig(f"--strength {strength:g} is not between 0 and {STRONGEST:g}")
     chosen = make_supernet(space, space_settings(space, overrides), ANY_IMAGE).space
-    generator = load_generator(chosen, file, features, usable_device(device), sampler, steps, guided=bool(data))
+    generator = load_generator(chosen, file, features, usable_device("auto"), sampler, steps, guided=bool(data))
     task = None
     if data:
         if not generator.guided:
