@@ -1,0 +1,119 @@
+"""Moments of batch normalisation on a CPU: as exact as the library's own in the layout that it sums in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.supernets.elastic import EPS, SHORT, Statistics, batch_norm, pointwise
+
+SHAPES = [  # images, channels, side; 7 and 499 are prime: little to split a sum by
+    (50, 8, 2),
+    (50, 200, 2),
+    (499, 24, 2),
+    (200, 64, 4),
+    (16, 16, 8),
+    (7, 40, 7),
+    (100, 48, 8),
+    (499, 8, 7),
+    (50, 96, 16),
+    (50, 16, 32),
+    (500, 8, 32),
+]
+LONG = [shape for shape in SHAPES if shape[0] * shape[2] ** 2 > SHORT]
+ROUNDING = 2.0**-24  # of a number of order one in single precision
+Moments = tuple[Tensor, Tensor]
+
+
+def channels_last(shape: tuple[int, int, int], offset: float) -> Tensor:
+    """Activations of standard deviation one, with means about ``offset`` apart, in the layout that ``pointwise`` leaves."""
+    images, channels, side = shape
+    generator = torch.Generator().manual_seed(images + channels + side)
+    x = torch.randn(images, channels, side, side, generator=generator) + offset * torch.randn(channels, 1, 1, generator=generator)
+    x = pointwise(x, torch.eye(channels)[:, :, None, None])
+    assert x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return x
+
+
+def sliced(x: Tensor) -> Moments:
+    statistics = Statistics(rows=len(x))
+    batch_norm(x, torch.ones(x.shape[1]), torch.zeros(x.shape[1]), "here", statistics)
+    return statistics["here"]
+
+
+def masked(x: Tensor) -> Moments:
+    statistics = Statistics(rows=len(x))
+    batch_norm(x, None, None, "here", statistics, torch.ones(x.shape[1], dtype=torch.bool))
+    return statistics["here"]
+
+
+def side_by_side(x: Tensor) -> Moments:
+    """Two architectures at once, in a layer that both have whole."""
+    mean, variance = torch.vmap(sliced)(torch.stack([x, 2 * x]))
+    return mean[0], variance[0]
+
+
+def library(x: Tensor) -> Moments:
+    mean, variance = torch.zeros(x.shape[1]), torch.zeros(x.shape[1])
+    F.batch_norm(x.contiguous(), mean, variance, training=True, momentum=1.0)
+    pixels = x.numel() // x.shape[1]
+    return mean, variance * ((pixels - 1) / pixels)
+
+
+def errors(moments: Moments, x: Tensor) -> tuple[float, float]:
+    """In roundings, root mean square over channels: of means against the size of activations, of variances against themselves."""
+    exact = x.double().transpose(0, 1).flatten(1)
+    mean, variance = exact.mean(1), exact.var(1, correction=0)
+    of_mean = (moments[0] - mean).square().mean() / (mean.square() + variance).mean()
+    of_variance = ((moments[1] - variance) / variance).square().mean()
+    return float(of_mean.sqrt()) / ROUNDING, float(of_variance.sqrt()) / ROUNDING
+
+
+@pytest.mark.parametrize("measure", [sliced, masked, side_by_side])
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_moments_are_exact(shape: tuple[int, int, int], offset: float, measure: Callable[[Tensor], Moments]) -> None:
+    x = channels_last(shape, offset)
+    for ours, theirs in zip(errors(measure(x), x), errors(library(x), x), strict=True):
+        assert ours <= 2 * max(theirs, 0.5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+@pytest.mark.parametrize("shape", LONG, ids=str)
+def test_training_normalises_by_exact_moments(shape: tuple[int, int, int], offset: float) -> None:
+    x, weight, bias = channels_last(shape, offset), torch.full((shape[1],), 2.0), torch.full((shape[1],), 0.5)
+
+    def normalised(x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, weight.to(x.dtype), bias.to(x.dtype), training=True, eps=EPS)
+
+    exact = normalised(x.double())
+    ours = [
+        batch_norm(x, weight, bias, "here", None),
+        batch_norm(x, weight, bias, "here", None, torch.ones(shape[1], dtype=torch.bool)),
+        torch.vmap(lambda x: batch_norm(x, weight, bias, "here", None))(torch.stack([x, 2 * x]))[0],
+    ]
+    theirs = float((normalised(x.contiguous()) - exact).square().mean())
+    for y in ours:
+        assert float((y - exact).square().mean()) <= 4 * theirs
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_gradients_of_normalisation(affine: bool) -> None:
+    shape = (8, 3, 6)  # long enough for moments of our own
+    assert shape[0] * shape[2] ** 2 > SHORT
+    x = channels_last(shape, 1.0).double()
+    pull = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    leaves = [x, *(torch.linspace(0.5, 2, 3, dtype=torch.float64) for _ in range(2 if affine else 0))]
+    found = []
+    for normalise in (
+        lambda x, weight=None, bias=None: batch_norm(x, weight, bias, "here", None),
+        lambda x, weight=None, bias=None: F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS),
+    ):
+        own = [leaf.clone().requires_grad_() for leaf in leaves]
+        found.append(torch.autograd.grad((normalise(*own) * pull).sum(), own))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
