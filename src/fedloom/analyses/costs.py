@@ -8,8 +8,7 @@ over the same images, weights of four bytes sent both ways.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from fedloom.assemble import Reopened
 from fedloom.core.errors import InvalidConfig
@@ -40,10 +39,6 @@ class Costs:
     evaluated_architectures: Spread
     relative_macs: Mapping[str, float]  # trained multiply-accumulates, FedAvg(S) is 1
     relative_bytes: Mapping[str, float]
-
-    def to_table(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def costs(run: Reopened) -> Costs:

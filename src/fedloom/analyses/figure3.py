@@ -20,7 +20,6 @@ import numpy as np
 
 from fedloom.assemble import Reopened
 from fedloom.core.architecture import Architecture
-from fedloom.core.client_site import ClientData
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
@@ -108,7 +107,7 @@ def compare(run: Reopened, client: str, source: AnyGenerator, candidates: int = 
             raise InvalidConfig(f"{client}: {name} found no architecture that is not in the population already", client=client)
 
     def accuracies(architectures: Sequence[Architecture], which: str) -> tuple[float, ...]:
-        scored = tools.scorer.score_subnets(weights, architectures, _part(data, which), data.train)
+        scored = tools.scorer.score_subnets(weights, architectures, getattr(data, which), data.train)
         return tuple(sorted(one.score.accuracy for one in scored))
 
     figures = {name: {which: accuracies(architectures, which) for which in DATA} for name, architectures in strategies.items()}
@@ -127,7 +126,3 @@ def _population(run: Reopened, client: str) -> list[Architecture]:
     if not len(rows):
         raise DamagedRun(f"{run.store.client_folder(client)} holds no population; the run folder is incomplete", client=client)
     return [Architecture(run.tools.space.name, tuple(int(choice) for choice in row)) for row in rows]
-
-
-def _part(data: ClientData, which: str) -> Any:
-    return {"test": data.test, "validation": data.validation}[which]

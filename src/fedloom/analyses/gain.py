@@ -73,15 +73,10 @@ class Gain:
 
     @property
     def facts(self) -> dict[str, Any]:
-        settings = self.run.settings
         return {
             "schema": SCHEMA,
-            "method": settings.method,
-            "space": settings.space,
-            "dataset": settings.data.name,
-            "protocol": settings.protocol,
-            "seed": settings.seed,
-            "rounds": settings.rounds,
+            "method": self.run.settings.method,
+            **self.run.facts,
             "start": self.start,
             "epochs": self.epochs,
             "rate": self.rate,

@@ -7,8 +7,7 @@ batch), what a client has is its tier's ``hardware.memory_mb``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from fedloom.assemble import Reopened
 from fedloom.core.errors import InvalidConfig
@@ -32,10 +31,6 @@ class Use:
 class MemoryUse:
     clients: tuple[Use, ...]  # who took part, by the memory they have
     over_by_round: tuple[float, ...]  # share of a round's participants whose network did not fit
-
-    def to_table(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def memory_use(run: Reopened) -> MemoryUse:

@@ -8,8 +8,8 @@ does what a client does that was never drawn: it gets the shared weights and sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedloom.assemble import Reopened
@@ -40,10 +40,6 @@ class Joined:
     spreads: tuple[float, ...]
     newcomers: tuple[Newcomer, ...]
 
-    def to_table(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 def check_method(run: Reopened) -> None:
     if run.settings.method != "perfedrlnas":
@@ -66,7 +62,7 @@ def with_personal_models(run: Reopened, clients: int, seed: int, progress: Calla
     for name, own in names.items():
         diary = welcome(run.method, state, ClientSite(name, federation.data_of(own))).answer.diary
         newcomers.append(Newcomer(name, diary.architecture, diary.test_accuracy or 0.0))
-        progress(len(newcomers), *_spread({newcomer.name: newcomer.test_accuracy for newcomer in newcomers}))
+        progress(len(newcomers), *_spread([newcomer.test_accuracy for newcomer in newcomers]))
     return Joined((), (), tuple(newcomers))
 
 
@@ -104,9 +100,9 @@ def with_policies(run: Reopened, clients: int, rounds: int, seed: int, progress:
     course = []
     for number in range(rounds):
         found = {name: tried(method.drawn(state, name), name) for name in names}
-        reports = [Report(name, number, facts=_facts(reported)) for name, (reported, _) in found.items()]
+        reports = [Report(name, number, facts={"accuracy": reported, "seconds": 0.0}) for name, (reported, _) in found.items()]
         state = replace(method.learned(state, reports), round=number + 1)
-        course.append(_spread({name: tested for name, (_, tested) in found.items()}))
+        course.append(_spread([tested for _, tested in found.values()]))
         progress(number + 1, *course[-1])
     ends = {name: method.chosen(state, name) for name in names}
     newcomers = tuple(Newcomer(name, architecture.id, tried(architecture, name)[1]) for name, architecture in ends.items())
@@ -114,11 +110,7 @@ def with_policies(run: Reopened, clients: int, rounds: int, seed: int, progress:
     return Joined(means, spreads, newcomers)
 
 
-def _facts(accuracy: float) -> dict[str, float]:
-    return {"accuracy": accuracy, "seconds": 0.0}
-
-
-def _spread(accuracies: Mapping[str, float]) -> tuple[float, float]:
-    mean, std = mean_and_std(list(accuracies.values()))
+def _spread(accuracies: list[float]) -> tuple[float, float]:
+    mean, std = mean_and_std(accuracies)
     assert mean is not None and std is not None
     return mean, std

@@ -9,8 +9,7 @@ Labels are read in this simulation only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -44,10 +43,6 @@ class PolicyLikeness:
     groups: tuple[Group, ...]
     correlation: float | None  # Spearman's, over pairs; None where all are alike
     p: float | None  # of one as low or lower when clients swap their policies at random (Mantel's test)
-
-    def to_table(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def policy_likeness(run: Reopened, seed: int = 0) -> PolicyLikeness:

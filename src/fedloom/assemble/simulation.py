@@ -62,6 +62,12 @@ class Reopened:
     store: Store
     finished: bool
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an analysis says of the run."""
+        own = self.settings
+        return {"space": own.space, "dataset": own.data.name, "protocol": own.protocol, "seed": own.seed, "rounds": own.rounds}
+
     def state(self) -> Any:
         """The method's, after the last checkpoint."""
         found = self.store.load_state(self.method.start(self.settings.seed))

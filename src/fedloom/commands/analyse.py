@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -19,7 +20,6 @@ from fedloom.generator.files import load_generator
 from fedloom.generator.generator import AnyGenerator
 from fedloom.report.plots import Panel, plot_lines
 
-SCHEMA = "fedloom.figure3/1"
 SHOWN = {DIFFUSION: "diffusion + RBF", EVOLUTION: "crossover and mutation", EVOLUTION_RBF: "crossover and mutation + RBF"}
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Analyses from the papers, for your own run.")
@@ -38,14 +38,13 @@ def figure3(
     check_run(run, client or [])
     source = generator_of(run)
     figures = [compare(run, name, source, candidates) for name in client or []]
-    target = out or folder / "analyses"
-    write_analysis(target, "figure3", _facts(run, figures), _pictures(figures), quiet=True)
     for figure in figures:
         console.print(_figure_table(figure))
         for data in DATA:
             against = [f"{100 * figure.difference(data, other):+.2f} points against {SHOWN[other]}" for other in (EVOLUTION, EVOLUTION_RBF)]
             say(f"{figure.client}, {data} data, mean of diffusion + RBF: {', '.join(against)}")
-    say(f"{target}/figure3.svg, .png and .json")
+    facts = {**run.facts, "clients": [figure.to_table() for figure in figures]}
+    write_analysis(out or folder / "analyses", "figure3", facts, _pictures(figures))
 
 
 @app.command("costs")
@@ -53,7 +52,7 @@ def costs_(folder: RunFolder, as_json: PrintJson = False, trust_plugins: TrustPl
     """Show seconds and bytes per client and round (Table D), and compare with FedAvg on the smallest and largest network (Table 1)."""
     found = costs(reopen_run(folder, trust_plugins=trust_plugins))
     if as_json:
-        print(json.dumps(found.to_table(), indent=2))
+        print(json.dumps(asdict(found), indent=2))
         return
     console.print(_cost_table(found))
     console.print(_relative_table(found))
@@ -70,19 +69,6 @@ def generator_of(run: Reopened) -> AnyGenerator:
 
 
 # -- figure 3 ------------------------------------------------------------------------------------
-def _facts(run: Reopened, figures: Sequence[Comparison]) -> dict[str, Any]:
-    settings = run.settings
-    facts: dict[str, Any] = {
-        "schema": SCHEMA,
-        "space": settings.space,
-        "dataset": settings.data.name,
-        "protocol": settings.protocol,
-        "seed": settings.seed,
-        "rounds": settings.rounds,
-    }
-    return {**facts, "clients": [figure.to_table() for figure in figures]}
-
-
 def _pictures(figures: Sequence[Comparison]) -> dict[str, bytes]:
     def panel(figure: Comparison, data: str) -> Panel:
         lines = {SHOWN[name]: [100 * accuracy for accuracy in by_data[data]] for name, by_data in figure.accuracies.items()}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -21,8 +21,6 @@ from fedloom.assemble import reopen_run, saved_settings
 from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, say, write_analysis
 from fedloom.engine.store import Store
 from fedloom.report.plots import Panel, plot_lines
-
-PACE_SCHEMA, PHASES_SCHEMA, MEMORY_SCHEMA, POLICIES_SCHEMA = (f"fedloom.{name}/1" for name in ("pace", "phases", "memory", "policies"))
 
 
 def pace(
@@ -48,7 +46,7 @@ def pace(
     places = {name: [moment.seconds for moment in moments] for name, (_, moments) in found.items()}
     pictures = plot_lines([[Panel("", lines, places)]], "simulated seconds", "mean test accuracy in %")
     told = {name: {"method": method, "moments": [asdict(moment) for moment in moments]} for name, (method, moments) in found.items()}
-    write_analysis(target, "pace", {"schema": PACE_SCHEMA, "runs": told}, pictures)
+    write_analysis(target, "pace", {"runs": told}, pictures)
 
 
 def _when(moments: Sequence[Moment], accuracy: float) -> str:
@@ -63,25 +61,19 @@ def phases(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Plot accuracy, decided edges and memory by round for a run of spider, with its three phases (SPIDER, Fig. 6)."""
-    stages, target = phases_of(Store(folder), saved_settings(folder, trust_plugins).method), out or folder / "analyses"
+    stages = phases_of(Store(folder), saved_settings(folder, trust_plugins).method)
     begun = beginnings(stages)
-    told = {"schema": PHASES_SCHEMA, "phases": begun, "rounds": [asdict(stage) for stage in stages]}
-    write_analysis(target, "phases", told, _phase_pictures(stages, begun), quiet=True)
-    if as_json:
-        print(json.dumps(told, indent=2))
-        return
-    table = Table("round", "phase", "validation", "test", "decided edges", "absent edges", "peak MB", "local step MB")
-    for stage in stages:
-        numbers = [
-            f"{stage.validation_accuracy:.2%}",
-            f"{stage.test_accuracy:.2%}",
-            f"{stage.decided_edges:.1f}",
-            f"{stage.absent_edges:.1f}",
-        ]
-        table.add_row(str(stage.round), str(stage.phase), *numbers, f"{stage.peak_memory_mb:.2f}", f"{stage.local_step_mb:.2f}")
-    console.print(table)
-    say(", ".join(f"{name} from round {number} on" for name, number in begun.items()))
-    say(f"{target}/phases.svg, .png and .json")
+    if not as_json:
+        table = Table("round", "phase", "validation", "test", "decided edges", "absent edges", "peak MB", "local step MB")
+        for stage in stages:
+            shares = [f"{share:.2%}" for share in (stage.validation_accuracy, stage.test_accuracy)]
+            edges = [f"{count:.1f}" for count in (stage.decided_edges, stage.absent_edges)]
+            memory = [f"{megabytes:.2f}" for megabytes in (stage.peak_memory_mb, stage.local_step_mb)]
+            table.add_row(str(stage.round), str(stage.phase), *shares, *edges, *memory)
+        console.print(table)
+        say(", ".join(f"{name} from round {number} on" for name, number in begun.items()))
+    told = {"phases": begun, "rounds": [asdict(stage) for stage in stages]}
+    write_analysis(out or folder / "analyses", "phases", told, _phase_pictures(stages, begun), as_json)
 
 
 def _phase_pictures(stages: Sequence[Stage], begun: dict[str, int]) -> dict[str, bytes]:
@@ -111,11 +103,11 @@ def memory(
     shares = found.over_by_round
     half = shares[len(shares) // 2 :]
     if shares:
-        say(f"networks that did not fit: {_mean(shares):.1%} in all rounds, {_mean(half):.1%} in the second half of them")
+        say(f"networks that did not fit: {fmean(shares):.1%} in all rounds, {fmean(half):.1%} in the second half of them")
     limited = [use for use in found.clients if use.memory_mb]
     lines = {"what the client has": [use.memory_mb for use in limited], "what its network takes": [use.used_mb for use in limited]}
     pictures = plot_lines([[Panel("", lines, points=tuple(lines))]], "clients, by their memory", "MB of training memory")
-    write_analysis(out or folder / "analyses", "memory", {"schema": MEMORY_SCHEMA, **found.to_table()}, pictures)
+    write_analysis(out or folder / "analyses", "memory", asdict(found), pictures)
 
 
 def policies(
@@ -134,8 +126,4 @@ def policies(
     lines = {"pairs": found.likenesses, "means of groups": [group.likeness for group in found.groups]}
     places = {"pairs": found.divergences, "means of groups": [group.divergence for group in found.groups]}
     pictures = plot_lines([[Panel("", lines, places, points=("pairs",))]], "divergence of labels, nats", "likeness of policies")
-    write_analysis(out or folder / "analyses", "policies", {"schema": POLICIES_SCHEMA, **found.to_table()}, pictures)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    write_analysis(out or folder / "analyses", "policies", asdict(found), pictures)

@@ -10,7 +10,7 @@ import typer
 
 from fedloom import compare as comparison
 from fedloom import config
-from fedloom.commands.terminal import console, new_console, say, source_and_changes
+from fedloom.commands.terminal import PrintJson, console, new_console, say, source_and_changes
 from fedloom.core.errors import FedloomError, Interrupted
 from fedloom.report.terminal.comparison import comparison_card, comparison_notes, comparison_table
 from fedloom.report.terminal.live_runs import LiveRuns
@@ -24,7 +24,7 @@ def compare(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="number of seeds; each seed has its own split")] = 1,
     jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core, or one if a run uses a GPU or several processes")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Run several methods on the same splits and compare them client by client.
 

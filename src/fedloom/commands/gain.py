@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +10,8 @@ from rich.table import Table
 
 from fedloom.analyses.gain import EPOCHS, gain_of
 from fedloom.assemble import reopen_run
-from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, new_console, say
+from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, new_console, say, write_analysis
 from fedloom.core.errors import Interrupted
-from fedloom.files import write_file
 from fedloom.report.plots import plot_matrix
 
 
@@ -47,15 +45,11 @@ def gain(
         raise Interrupted(f"stopped. The same command goes on with what is in {target}/gain.json") from None
     names = [f"{client} (gain {100 * own:+.1f})" for client, own in zip(work.clients, table["gains"], strict=True)]
     matrix = [[100 * accuracy for accuracy in row] for row in table["accuracies"]]
-    for ending, content in plot_matrix(matrix, names, work.clients, "whose architecture", "whose data").items():
-        write_file(target / f"gain.{ending}", content)
-    if as_json:
-        print(json.dumps(table, indent=2))
-        return
-    shown = Table("client", "own architecture", "others', mean", "gain, points")
-    for client, row, own in zip(work.clients, table["accuracies"], table["gains"], strict=True):
-        accuracy = row[work.clients.index(client)]
-        shown.add_row(client, f"{accuracy:.2%}", f"{accuracy - own:.2%}", f"{100 * own:+.2f}")
-    console.print(shown)
-    say(f"gain of {work.run.settings.method}, mean over clients: {100 * table['gain']:+.2f} points")
-    say(f"{target}/gain.svg, .png and .json")
+    if not as_json:
+        shown = Table("client", "own architecture", "others', mean", "gain, points")
+        for client, row, own in zip(work.clients, table["accuracies"], table["gains"], strict=True):
+            accuracy = row[work.clients.index(client)]
+            shown.add_row(client, f"{accuracy:.2%}", f"{accuracy - own:.2%}", f"{100 * own:+.2f}")
+        console.print(shown)
+        say(f"gain of {work.run.settings.method}, mean over clients: {100 * table['gain']:+.2f} points")
+    write_analysis(target, "gain", table, plot_matrix(matrix, names, work.clients, "whose architecture", "whose data"), as_json)

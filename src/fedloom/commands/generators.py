@@ -10,7 +10,7 @@ import typer
 
 from fedloom import config
 from fedloom.assemble import pretraining
-from fedloom.commands.terminal import Plugins, console, say
+from fedloom.commands.terminal import Plugins, PrintJson, console, say
 from fedloom.core.errors import Interrupted
 from fedloom.generator.pretrain import PretrainSettings, result_file
 from fedloom.maths.samplers import SAMPLERS
@@ -50,7 +50,7 @@ def generate(
     file: Annotated[str, typer.Option(help="a generator written by `fedloom pretrain`; default: the included one")] = "",
     features: Annotated[str, typer.Option(help="weights of ResNet-18, for a generator that was trained with them")] = "",
     plugin: Plugins = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Draw architectures with the generator of a space; --data guides it by images."""
     config.plug_in(plugin or [])

@@ -12,7 +12,7 @@ import typer
 
 from fedloom import config
 from fedloom.assemble import saved_outline
-from fedloom.commands.terminal import Plugins, TrustPlugins, say
+from fedloom.commands.terminal import Plugins, PrintJson, TrustPlugins, say
 from fedloom.config import space_settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusablePlugin
 from fedloom.core.registry import did_you_mean
@@ -128,7 +128,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="png, jpeg, webp, bmp, gif, tiff or ppm files")],
     top: Annotated[int, typer.Option(min=1, help="number of classes to name")] = 3,
     plugin: Plugins = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Name the classes that a model sees in images, with probabilities.
 

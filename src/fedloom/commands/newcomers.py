@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,6 @@ from fedloom.engine.newcomers import ROUNDS
 from fedloom.federation.agreement import read_site
 from fedloom.federation.site.rounds import join as join_federation
 from fedloom.report.plots import Panel, plot_lines
-
-SCHEMA = "fedloom.join/1"
 
 
 def join(
@@ -40,7 +39,7 @@ def _simulate(folder: Path, clients: int, rounds: int, seed: int, out: Path | No
     run = reopen_run(folder, trust_plugins=trust_plugins)
     check_run(run)
     target = out or folder / "analyses"
-    facts = {"schema": SCHEMA, "space": run.settings.space, "dataset": run.settings.data.name, "seed": seed}
+    facts = {"space": run.settings.space, "dataset": run.settings.data.name, "seed": seed}
     if run.settings.method == "perfedrlnas":
 
         def show(number: int, mean: float, spread: float) -> None:
@@ -61,4 +60,4 @@ def _simulate(folder: Path, clients: int, rounds: int, seed: int, out: Path | No
         what = "their personal models"
     mean, std = mean_and_std([newcomer.test_accuracy for newcomer in found.newcomers])
     say(f"{what}: {mean:.2%} ± {std:.2%}")
-    write_analysis(target, "join", {**facts, **found.to_table()}, pictures)
+    write_analysis(target, "join", {**facts, **asdict(found)}, pictures)

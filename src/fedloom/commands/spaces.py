@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom import config
-from fedloom.commands.terminal import Plugins, console, say
+from fedloom.commands.terminal import Plugins, PrintJson, console, say
 from fedloom.config import space_settings
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.registry import Registry, did_you_mean
@@ -71,7 +71,7 @@ def space(
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels")] = 32,
     latency: Annotated[bool, typer.Option("--latency", help="also measure the time for one image on this machine's CPU")] = False,
     plugin: Plugins = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: PrintJson = False,
 ) -> None:
     """Show the numbers of a search space: genes, architectures, parameters and multiply-accumulates for colour images."""
     config.plug_in(plugin or [])

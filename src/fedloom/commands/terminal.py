@@ -67,9 +67,12 @@ def check_finite(option: str, value: float | None) -> None:
         raise InvalidConfig(f"{option} must be a finite number, got {value!r}")
 
 
-def write_analysis(target: Path, name: str, facts: Mapping[str, Any], pictures: Mapping[str, bytes], quiet: bool = False) -> None:
-    """NAME.json, .svg and .png in the folder ``target``."""
-    for ending, content in {"json": (json.dumps(facts, indent=2) + "\n").encode(), **pictures}.items():
+def write_analysis(target: Path, name: str, facts: Mapping[str, Any], pictures: Mapping[str, bytes], as_json: bool = False) -> None:
+    """NAME.json, .svg and .png in the folder ``target``; what is in the first is printed as well, or where they are."""
+    text = json.dumps({"schema": f"fedloom.{name}/1", **facts}, indent=2)
+    for ending, content in {"json": f"{text}\n".encode(), **pictures}.items():
         write_file(target / f"{name}.{ending}", content)
-    if not quiet:
+    if as_json:
+        print(text)
+    else:
         say(f"{target}/{name}.svg, .png and .json")

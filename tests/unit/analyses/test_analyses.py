@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -300,7 +300,7 @@ def test_costs_are_the_ledgers_per_participation(run: Reopened) -> None:
 
 def test_the_command_costs(fedloom_: Fedloom, searched: Path, run: Reopened) -> None:
     outcome = fedloom_("analyse", "costs", searched, "--json")
-    assert outcome.code == 0 and json.loads(outcome.out) == costs(run).to_table()
+    assert outcome.code == 0 and json.loads(outcome.out) == asdict(costs(run))
     shown = fedloom_("analyse", "costs", searched).out
     found = costs(run)
     assert f"{found.bytes_both.mean / 1e6:.4f} ± 0.0000" in shown and f"{found.relative_bytes[THIS]:.2f}x" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_the_command(folder: Path, fedloom_: Fedloom) -> None:
     assert sorted(path.name for path in Path("there").iterdir()) == ["join.json", "join.png", "join.svg"]
     written = json.loads(Path("there/join.json").read_text())
     assert written["schema"] == "fedloom.join/1" and len(written["accuracies"]) == 2 and len(written["newcomers"]) == 3
-    assert written == {**written, **json.loads(json.dumps(joined(folder, 3, 2).to_table()))}
+    assert written == {**written, **json.loads(json.dumps(asdict(joined(folder, 3, 2))))}
 
 
 def test_newcomers_are_tested_on_images_that_nobody_trained_on(tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
