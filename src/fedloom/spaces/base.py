@@ -154,7 +154,7 @@ class SearchSpace(ABC):
         number = np.array([sorted(set(places)).index(place) for place in places])
         return number[:, None] + 1 == number
 
-    @property
+    @cached_property
     def named(self) -> Mapping[str, Architecture]:
         """Architectures with a name: at least smallest, medium and largest, in this order of cost. Default: the
         first, the middle and the last choice of every gene."""

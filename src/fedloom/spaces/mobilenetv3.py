@@ -6,7 +6,6 @@ size make instances of any scale; the gene list is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -88,10 +87,6 @@ class MobileNetV3(SearchSpace):
         next_stage = (stage == this_stage + 1) & (place == 1) & (this_place >= min(DEPTHS))
         depth = (stage == this_stage) & (place > 0) & (this_place == 0)
         return next_block | next_stage | depth
-
-    @cached_property
-    def named(self) -> Mapping[str, Architecture]:
-        return {name: self.canonical([choice] * len(self.genes)) for choice, name in enumerate(("smallest", "medium", "largest"))}
 
     @property
     def architectures(self) -> int:
