@@ -6,7 +6,6 @@ Networks and samplers only see the level sigma; t is how levels are drawn in tra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -19,11 +18,6 @@ FIRST_TIME = 1e-5  # the end of the reverse process; t = 0 is left out, as in So
 def sigma_at(t: Tensor, smin: float, smax: float) -> Tensor:
     """sigma(t) = smin (smax / smin)^t."""
     return smin * torch.pow(smax / smin, t)
-
-
-def diffusion(t: Tensor, smin: float, smax: float) -> Tensor:
-    """g(t), for which g(t)^2 is the growth of sigma(t)^2."""
-    return sigma_at(t, smin, smax) * math.sqrt(2 * math.log(smax / smin))
 
 
 def ve_levels(smin: float, smax: float, steps: int) -> list[float]:

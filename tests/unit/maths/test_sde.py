@@ -7,18 +7,12 @@ import math
 import pytest
 import torch
 
-from fedloom.maths.sde import data_of, diffusion, karras_levels, prior, score_matching_loss, score_of, sigma_at, ve_levels
+from fedloom.maths.sde import data_of, karras_levels, prior, score_matching_loss, score_of, sigma_at, ve_levels
 
 
 def test_sigma_grows_geometrically_from_smin_to_smax() -> None:
     times = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
     torch.testing.assert_close(sigma_at(times, 0.1, 10.0), torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64))
-
-
-def test_the_square_of_g_is_how_fast_the_variance_grows() -> None:
-    t = torch.tensor([0.3, 0.8], dtype=torch.float64, requires_grad=True)
-    (growth,) = torch.autograd.grad(sigma_at(t, 0.1, 5.0).square().sum(), t)
-    torch.testing.assert_close(diffusion(t, 0.1, 5.0).square(), growth)
 
 
 def test_ve_levels_are_even_in_the_logarithm() -> None:
