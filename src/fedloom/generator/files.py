@@ -55,10 +55,6 @@ def save_generator(path: Path, generator: AnyGenerator, settings: Mapping[str, A
     )
 
 
-def save_features(path: Path, extractor: FeatureExtractor, facts: Mapping[str, Any]) -> None:
-    write_arrays(path, arrays_of(extractor.network), {"format": FEATURES, "fedloom": fedloom.__version__, **facts})
-
-
 # -- reading ---------------------------------------------------------------------------
 def load_generator(
     space: SearchSpace, file: str, features: str, device: torch.device, sampler: str = "", steps: int = 0, guided: bool = True

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import fedloom
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
@@ -29,7 +30,7 @@ from fedloom.files import claimed, read_arrays, write_arrays, write_file
 from fedloom.generator.denoiser import Denoiser, DenoiserSettings, train_denoiser
 from fedloom.generator.feature_training import FeatureSettings, train_features
 from fedloom.generator.features import FeatureExtractor, load_features
-from fedloom.generator.files import arrays_of, digest_of, loaded, read_features, save_features, save_generator, tensor_digest
+from fedloom.generator.files import FEATURES, arrays_of, digest_of, loaded, read_features, save_generator, tensor_digest
 from fedloom.generator.generator import STRENGTH, AnyGenerator, Generator
 from fedloom.generator.labels import (
     LabelSettings,
@@ -156,22 +157,14 @@ class Pretraining:
         if settings.file:
             return load_features(settings.file, self.device)
         key = self._key("features", {**asdict(settings), "data": proxy.digest})
-        path = self.folder / "features.safetensors"
         if self._read("features", key):
             self.progress("features", 1, 1, "found")
-            return read_features(path, self.device)
-        start = time.perf_counter()
-        network = train_features(
-            proxy,
-            settings,
-            derive_seed(self.settings.seed, "features"),
-            lambda epoch, note: self.progress("features", epoch, settings.epochs, note),
-        )
-        extractor = FeatureExtractor(network)
-        self.seconds["features"] = time.perf_counter() - start
+            return read_features(self.folder / "features.safetensors", self.device)
+        start, seed = time.perf_counter(), derive_seed(self.settings.seed, "features")
+        network = train_features(proxy, settings, seed, lambda epoch, note: self.progress("features", epoch, settings.epochs, note))
         _check_finite("features", arrays_of(network), "features.rate")
-        save_features(path, extractor, {**key, "seconds": self.seconds["features"]})
-        return extractor
+        self._write("features", arrays_of(network), {"format": FEATURES, "fedloom": fedloom.__version__, **key}, start)
+        return FeatureExtractor(network)
 
     def supernet(self, supernet: Supernet[Any], proxy: Proxy) -> dict[str, Tensor]:
         settings = self.settings.supernet.suited_to(supernet)
