@@ -11,11 +11,8 @@ from torch import Tensor
 from fedloom.core.registry import Registry
 from fedloom.supernets.base import Supernet
 
+State = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its channels
-
-
-def _whole(state: Mapping[str, Tensor], supernet: Supernet[Any]) -> Mapping[str, Tensor]:
-    return state
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class PublicNetwork:
     mean: tuple[float, ...]  # of their channels, on the scale 0..1
     std: tuple[float, ...]
     fold: Callable[[str], str] = str  # the one spelling of a key that has several
-    split: Callable[[Mapping[str, Tensor], Supernet[Any]], Mapping[str, Tensor]] = _whole  # cuts their tensors into several of ours
+    split: Callable[[State, Supernet[Any]], State] = lambda state, supernet: state  # cuts their tensors into several of ours
     cut_for: tuple[str, ...] = ()  # settings of an instance by which ``split`` chooses what it cuts
     fixed: tuple[str, ...] = ()  # settings that make it another network, though no name or shape of a weight tells
 
