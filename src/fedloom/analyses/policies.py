@@ -72,8 +72,7 @@ def divergences(counts: Sequence[npt.NDArray[np.int64]]) -> Matrix:
 def likenesses(policies: Sequence[policy.Table]) -> Matrix:
     """(clients, clients) mean over genes of the inner product of two clients' probabilities."""
     stacked = np.stack(policies)  # (clients, genes, widest)
-    alike: Matrix = np.einsum("igc,jgc->ij", stacked, stacked) / stacked.shape[1]
-    return alike
+    return np.einsum("igc,jgc->ij", stacked, stacked) / stacked.shape[1]
 
 
 def grouped(divergence: npt.NDArray[np.float64], likeness: npt.NDArray[np.float64]) -> tuple[Group, ...]:

@@ -70,8 +70,7 @@ class Split:
         if which not in PARTS or not 0 <= client < self.clients:
             raise InvalidData(f"A split of {self.clients} clients has no part {which!r} of client {client}", part=which, client=client)
         offsets = getattr(self, f"{which}_offsets")
-        positions: npt.NDArray[np.int32] = getattr(self, which)[offsets[client] : offsets[client + 1]]
-        return positions
+        return getattr(self, which)[offsets[client] : offsets[client + 1]]
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {name: getattr(self, name) for part in PARTS for name in (part, f"{part}_offsets")}

@@ -110,15 +110,13 @@ class SmallFeatures(ImageNetwork):
         self.classifier = nn.Linear(self.size, classes) if classes else None
 
     def maps(self, pixels: Tensor) -> Tensor:
-        maps: Tensor = self.layers(pixels)  # (n, 128, 4, 4)
-        return maps
+        return self.layers(pixels)  # (n, 128, 4, 4)
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, classes) logits, for training."""
         if self.classifier is None:
             raise ValueError("made without classes: there is no classifier")
-        logits: Tensor = self.classifier(self.features(images))
-        return logits
+        return self.classifier(self.features(images))
 
 
 def norm(channels: int) -> nn.GroupNorm:
@@ -134,8 +132,7 @@ class Down(nn.Module):
         self.conv = nn.Conv2d(channels, wider, 3, stride=2, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.conv(F.relu(self.norm(x)))
-        return result
+        return self.conv(F.relu(self.norm(x)))
 
 
 class Residual(nn.Module):
@@ -147,8 +144,7 @@ class Residual(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.conv(F.relu(self.norm(x)))
-        return result
+        return x + self.conv(F.relu(self.norm(x)))
 
 
 # -- ImageNet's network -------------------------------------------------------------------

@@ -56,8 +56,7 @@ class ArchitectureNetwork(nn.Module):
         hidden = self.read(shares.flatten(1)) + self.level(sinusoid(10 * sigma.log(), 32))
         for layer in self.layers:
             hidden = hidden + self.drop(layer(hidden))
-        result: Tensor = self.write(hidden)[:, 0]
-        return result
+        return self.write(hidden)[:, 0]
 
 
 class Predictor(nn.Module):
@@ -110,8 +109,7 @@ class Predictor(nn.Module):
 
     def gain(self, shares: Tensor, sigma: Tensor, task: Tensor) -> Tensor:
         """(n,) what an architecture adds to the average, in units of ``spread``; task: (numbers,) for all or (n, numbers)."""
-        result: Tensor = self.architecture(shares, sigma) + ((shares.flatten(1) - self.usual) * self.slopes(task)).sum(-1)
-        return result
+        return self.architecture(shares, sigma) + ((shares.flatten(1) - self.usual) * self.slopes(task)).sum(-1)
 
     def accuracy(self, shares: Tensor, sigma: Tensor, task: Tensor) -> Tensor:
         return self.level(task) + self.spread * self.gain(shares, sigma, task)

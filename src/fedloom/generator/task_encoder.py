@@ -75,8 +75,7 @@ class AttentionBlock(nn.Module):
         """x: (sets, m, width); y: (sets, n, width); mask: (sets, n) bool of y."""
         attended = self.output(attend(self.query(x), self.key(y), self.value(y), self.heads, mask))
         hidden: Tensor = self.first_norm(x + attended)
-        result: Tensor = self.second_norm(hidden + self.feed(hidden))
-        return result
+        return self.second_norm(hidden + self.feed(hidden))
 
 
 class SetEncoder(nn.Module):
@@ -97,8 +96,7 @@ class SetEncoder(nn.Module):
         for block in self.blocks:
             x = block(x, x, mask)
         pooled = self.pool(self.seed.expand(len(x), 1, -1), self.feed(x), mask)[:, 0]
-        result: Tensor = self.output(pooled)
-        return result
+        return self.output(pooled)
 
 
 class TaskEncoder(nn.Module):
@@ -125,8 +123,7 @@ class TaskEncoder(nn.Module):
             log_shares = -class_mask.sum(1, keepdim=True).to(grouped.dtype).log().expand(tasks, classes)
         images = None if image_mask is None else image_mask.flatten(0, 1)
         prototypes = self.of_class(grouped.flatten(0, 1), images).unflatten(0, (tasks, classes))
-        vector: Tensor = self.of_task(prototypes + self.share(log_shares[..., None]), class_mask)
-        return vector
+        return self.of_task(prototypes + self.share(log_shares[..., None]), class_mask)
 
     def encode(self, task: Grouped) -> Tensor:
         """Of stacked tasks, or (width,) of one."""

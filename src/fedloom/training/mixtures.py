@@ -50,8 +50,7 @@ class Mixtures:
         self, images: Tensor, weights: Weights, kept: Kept, statistics: Statistics | None = None, coefficients: Tensor | None = None
     ) -> Tensor:
         supernet: Any = self.tools.supernet
-        made: Tensor = supernet.mixture(images, weights, coefficients, statistics, present=kept)
-        return made
+        return supernet.mixture(images, weights, coefficients, statistics, present=kept)
 
     # -- gradients -------------------------------------------------------------
     def gradient(self, weights: Weights, images: Tensor, labels: Tensor, kept: Kept) -> Tensor:
@@ -111,8 +110,7 @@ class Mixtures:
     def architecture(self, chosen: Kept) -> Architecture:
         """chosen: at most one operation per edge; an edge without any carries ``none``."""
         nothing = self._space.operations.index(NONE) if self.has_none else 0
-        found: Architecture = self._space.canonical(np.where(chosen.any(-1), chosen.argmax(-1), nothing).reshape(-1).tolist())
-        return found
+        return self._space.canonical(np.where(chosen.any(-1), chosen.argmax(-1), nothing).reshape(-1).tolist())
 
     def macs(self, kept: Kept) -> int:
         return int(self._space.mixture_cost(kept).macs)
@@ -134,5 +132,4 @@ class _AsNetwork:
 
 
 def _table(gradient: Tensor) -> Table:
-    found: Table = gradient.double().cpu().numpy()
-    return found
+    return gradient.double().cpu().numpy()

@@ -68,8 +68,7 @@ class PaperPredictor(nn.Module):
             nodes = self.dropout(layer(nodes))
         architecture = self.dropout(self.summary(nodes.mean(1) + self.level(sigma)))
         joined = torch.cat([task.expand(len(x), -1), architecture], -1)
-        accuracy: Tensor = self.head(joined)[:, 0]
-        return accuracy
+        return self.head(joined)[:, 0]
 
 
 class PaperTaskPredictor(nn.Module):
@@ -91,8 +90,7 @@ class PaperTaskPredictor(nn.Module):
 
     def gain(self, x: Tensor, sigma: Tensor, task: Tensor) -> Tensor:
         """(n,) standardised accuracy of noisy architectures."""
-        result: Tensor = self.network(x, sigma, task)
-        return result
+        return self.network(x, sigma, task)
 
     def accuracy(self, x: Tensor, sigma: Tensor, task: Tensor) -> Tensor:
         return self.mean + self.spread * self.gain(x, sigma, task)

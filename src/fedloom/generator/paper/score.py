@@ -80,8 +80,7 @@ class LevelCode(nn.Module):
         self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
 
     def forward(self, sigma: Tensor) -> Tensor:
-        code: Tensor = self.network(waves(sigma, self.width))
-        return code
+        return self.network(waves(sigma, self.width))
 
 
 def sees(follows: Tensor, attention: str) -> Tensor:
