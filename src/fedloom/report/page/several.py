@@ -7,19 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedloom.report.charts.comparison import (
-    BYTES_UP,
-    SECONDS,
-    Group,
-    accuracy_strips,
-    cost_points,
-    courses,
-    difference,
-    groups_of,
-    pairs,
-    sorted_differences,
-    stages,
-)
+from fedloom.report.charts import comparison as charts
+from fedloom.report.charts.comparison import BYTES_UP, SECONDS, Group
 from fedloom.report.figure import Figure, Numbers
 from fedloom.report.page.answers import NOTICED, Answer, answers_block
 from fedloom.report.page.blocks import Section, beside, document, figure_block, gallery, missing, numbers_table
@@ -30,7 +19,7 @@ from fedloom.report.words import byte_count, count, difference_words, duration, 
 
 
 def comparison_page(runs: Sequence[RunView]) -> str:
-    groups = groups_of(runs)
+    groups = charts.groups_of(runs)
     seeds = sorted({run.seed for run in runs})
     kind = "method" if groups[0].name == runs[0].method else "run"
     names = f"{many(len(groups), kind)} on {listed(list(dict.fromkeys(run.dataset for run in runs)))}"
@@ -41,7 +30,7 @@ def comparison_page(runs: Sequence[RunView]) -> str:
 
 
 def comparison_figures(runs: Sequence[RunView]) -> list[Figure]:
-    return [one for section in comparison_sections(groups_of(runs)) for one in section.figures if isinstance(one, Figure)]
+    return [one for section in comparison_sections(charts.groups_of(runs)) for one in section.figures if isinstance(one, Figure)]
 
 
 def comparison_sections(groups: Sequence[Group]) -> list[Section]:
@@ -56,7 +45,7 @@ def _answers(groups: Sequence[Group]) -> Html:
         answers.append(Answer("help", "Which is best?", "not known yet", "None of these runs is finished."))
     else:
         best = max(whole, key=lambda group: group.mean)
-        against = [(other, difference(first, other)) for other in others if other.finished and first.finished]
+        against = [(other, charts.difference(first, other)) for other in others if other.finished and first.finished]
         said = [f"{other.name} {points(found.mean)} points" for other, found in against if found is not None]
         long = f"Mean test accuracy over clients: {listed([f'{group.name} {percent(group.mean)}' for group in whole], 8)}."
         long += f" Paired, against {first.name}: {listed(said, 8)}." if said else ""
@@ -65,7 +54,7 @@ def _answers(groups: Sequence[Group]) -> Html:
         fair = [name for name, value in worst.items() if max(worst.values()) - value < NOTICED]
         long = f"The lowest client: {listed([f'{name} {percent(value)}' for name, value in worst.items()], 8)}."
         for other in others:
-            found_pairs = pairs(first, other)
+            found_pairs = charts.pairs(first, other)
             if found_pairs:
                 lost = sum(before - after > NOTICED for before, after in found_pairs)
                 long += f" {lost} of {len(found_pairs)} clients are better off under {first.name} than under {other.name}."
@@ -85,7 +74,7 @@ def _uploads(group: Group) -> list[str]:
 
 def _help(groups: Sequence[Group]) -> Section:
     first = groups[0]
-    figures = [accuracy_strips(groups), courses(groups)]
+    figures = [charts.accuracy_strips(groups), charts.courses(groups)]
     columns = (
         "run",
         "test accuracy",
@@ -105,12 +94,12 @@ def _help(groups: Sequence[Group]) -> Section:
         means = [run.mean or 0.0 for run in group.finished]
         over_clients = float(np.mean([run.mean_and_std[1] for run in group.finished]))
         over_seeds = percent(float(np.std(means, ddof=1))) if len(means) > 1 else "–"
-        words = difference_words(None if group is first else difference(first, group))
+        words = difference_words(None if group is first else charts.difference(first, group))
         cost = (duration(group.average(SECONDS)), byte_count(group.average(BYTES_UP)))
         rows.append((group.name, percent(group.mean), percent(over_clients), over_seeds, percent(min(group.accuracies)), *words, *cost))
     blocks: list[Html] = [numbers_table(Numbers(columns, tuple(rows)), "All runs, means over seeds")] if rows else []
     blocks += [missing(f"{plain(run.folder, 200)} is {run.spoken_state}.") for group in groups for run in group.runs if not run.finished]
-    apart = [group.name for group in groups[1:] if group.finished and first.finished and not pairs(first, group)]
+    apart = [group.name for group in groups[1:] if group.finished and first.finished and not charts.pairs(first, group)]
     if apart:
         blocks.append(
             missing(f"{listed(apart)} has no run with the split and seed of {first.name}, so its clients cannot be paired with those.")
@@ -122,7 +111,7 @@ def _help(groups: Sequence[Group]) -> Section:
 
 
 def _clients(groups: Sequence[Group]) -> Section:
-    figure = sorted_differences(groups) if len(groups) > 1 else None
+    figure = charts.sorted_differences(groups) if len(groups) > 1 else None
     names = list(dict.fromkeys(client.name for group in groups for run in group.finished for client in run.clients))
     table: Html | None = None
     if names:
@@ -139,7 +128,7 @@ def _clients(groups: Sequence[Group]) -> Section:
 
 
 def _cost(groups: Sequence[Group]) -> Section:
-    figures = [*cost_points(groups), stages(groups)]
+    figures = [*charts.cost_points(groups), charts.stages(groups)]
     columns = (
         "run",
         "time",
