@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.supernets.elastic import EPS, SHORT, Statistics, batch_norm, pointwise
+from fedloom.supernets.elastic import EPS, FEW, SHORT, Statistics, batch_norm, pointwise
 
 SHAPES = [  # images, channels, side; 7 and 499 are prime: little to split a sum by
     (50, 8, 2),
@@ -102,12 +102,12 @@ def test_training_normalises_by_exact_moments(shape: tuple[int, int, int], offse
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_gradients_of_normalisation(affine: bool) -> None:
-    shape = (8, 3, 6)  # long enough for moments of our own
+@pytest.mark.parametrize("shape", [(8, 3, 6), (64, FEW // 4096, 8)], ids=str)
+def test_gradients_of_normalisation(shape: tuple[int, int, int], affine: bool) -> None:
     assert shape[0] * shape[2] ** 2 > SHORT
     x = channels_last(shape, 1.0).double()
     pull = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    leaves = [x, *(torch.linspace(0.5, 2, 3, dtype=torch.float64) for _ in range(2 if affine else 0))]
+    leaves = [x, *(torch.linspace(0.5, 2, shape[1], dtype=torch.float64) for _ in range(2 if affine else 0))]
     found = []
     for normalise in (
         lambda x, weight=None, bias=None: batch_norm(x, weight, bias, "here", None),
