@@ -154,7 +154,7 @@ def test_the_steps_are_all_there_are(record: Callable[..., Recorded], content: C
     run = record()
     written = {name for what, name in run.steps if what in ("replace", "open ab")}
     assert set(content(run.folder)) <= written
-    assert {what for what, _ in run.steps} == {"open wb", "other half wb", "replace", "open ab", "other half ab", "unlink"}
+    assert {what for what, _ in run.steps} == {"open xb", "other half xb", "replace", "open ab", "other half ab", "unlink"}
     first, last = content(run.copies[0]), content(run.folder)
     assert first == {} and last["result.json"]["finished"] is True
     clients = [f"client-00{number}" for number in range(3)]
@@ -168,8 +168,8 @@ def test_perfedsde_killed_at_every_write(record: Callable[..., Recorded], conten
     run = record("clients=2")
     numbers, files_begun = [], 0
     for number, (what, _) in enumerate(run.steps):
-        files_begun += what == "open wb"
-        if what not in ("other half wb", "replace") or (what == "replace") == files_begun % 2:
+        files_begun += what == "open xb"
+        if what not in ("other half xb", "replace") or (what == "replace") == files_begun % 2:
             numbers.append(number)
     assert len(numbers) > 40
     check_steps(run, numbers[part::3], content, nobody)

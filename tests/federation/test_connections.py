@@ -120,12 +120,12 @@ def crowd(monkeypatch: pytest.MonkeyPatch, times: int, number: int) -> None:
     """As if so many files of this test could not be opened."""
     left = times
 
-    def crowded(path: Any, *more: Any) -> Any:
+    def crowded(path: Any, *more: Any, **named: Any) -> Any:
         nonlocal left
         if left:
             left -= 1
             raise OSError(number, os.strerror(number))
-        return builtins.open(path, *more)
+        return builtins.open(path, *more, **named)
 
     monkeypatch.setattr(files, "open", crowded, raising=False)
 

@@ -54,16 +54,19 @@ def disk(folder: Path, at_step: Callable[[str, str], None]) -> Iterator[None]:
         if path.is_relative_to(folder):
             at_step(what, str(path.relative_to(folder)))
 
-    def open_slowly(path: Path, mode: str) -> HalfWay:
+    def open_slowly(path: Path, mode: str, **more: Any) -> Any:
+        if mode == "rb":
+            return builtins.open(path, mode, **more)
         step(f"open {mode}", path)
-        return HalfWay(builtins.open(path, mode), lambda: step(f"other half {mode}", path))
+        return HalfWay(builtins.open(path, mode, **more), lambda: step(f"other half {mode}", path))
 
     def replace_slowly(source: Path, target: Path) -> None:
         step("replace", target)
         replace(source, target)
 
     def unlink_slowly(path: Path, missing_ok: bool = False) -> None:
-        step("unlink", path)
+        if path.exists():
+            step("unlink", path)
         unlink(path, missing_ok)
 
     with pytest.MonkeyPatch.context() as patch:
