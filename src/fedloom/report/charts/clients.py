@@ -144,9 +144,8 @@ def against_alone(run: RunView, baselines: Sequence[Baseline]) -> Shown:
         axes.legend(loc="lower right")
 
     related = spearman([x for x, _ in pairs], [y - x for x, y in pairs])
-    if related is None:
-        said = "Above the line a client is better off with the federation."
-    else:
+    said = "Above the line a client is better off with the federation."
+    if related is not None:
         tends = (
             "Those who do badly alone gain most"
             if related < -0.2
@@ -154,8 +153,7 @@ def against_alone(run: RunView, baselines: Sequence[Baseline]) -> Shown:
             if related > 0.2
             else "Gains hardly depend on how well a client does alone"
         )
-        alone = f"rank correlation of gain and accuracy alone {correlation(related)}"
-        said = f"Above the line a client is better off with the federation. {tends} ({alone})."
+        said += f" {tends} (rank correlation of gain and accuracy alone {correlation(related)})."
     rows = tuple(
         (plain(name), percent(local.accuracies[name]), percent(local.accuracies[name] + gain), points(gain))
         for name, gain in sorted(own.items(), key=lambda item: item[1])

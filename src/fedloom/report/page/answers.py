@@ -56,13 +56,12 @@ def _helped(run: RunView, baselines: Sequence[Baseline]) -> Answer:
     question = "Did it help?"
     if run.mean is None:
         return Answer("help", question, "not yet", f"The run is {run.spoken_state}. Its accuracy is known when it is finished.")
+    against = [(baseline, found) for baseline in baselines if (found := difference(run, baseline)) is not None]
     parts = []
-    for baseline in baselines:
-        found = difference(run, baseline)
-        if found is not None:
-            better = sum(gain > NOTICED for gain in gains(run, baseline).values())
-            sure = "" if found.low is None or found.high is None else f" (95 % interval {points(found.low)} to {points(found.high)})"
-            parts.append(f"{points(found.mean)} points against {baseline.method}{sure}, {better} of {many(found.pairs, 'client')} better")
+    for baseline, found in against:
+        better = sum(gain > NOTICED for gain in gains(run, baseline).values())
+        sure = "" if found.low is None or found.high is None else f" (95 % interval {points(found.low)} to {points(found.high)})"
+        parts.append(f"{points(found.mean)} points against {baseline.method}{sure}, {better} of {many(found.pairs, 'client')} better")
     _, std = run.mean_and_std
     spread = f"± {percent(std)} over {many(len(run.clients), 'client')}"
     if parts:
@@ -71,8 +70,7 @@ def _helped(run: RunView, baselines: Sequence[Baseline]) -> Answer:
         said = f"Mean test accuracy, {spread}. {run.method} is what other methods are compared with."
     else:
         said = f"Mean test accuracy, {spread}. Whether that helped cannot be said without a run of local and fedavg on the same split."
-    found_all = [(baseline.method, difference(run, baseline)) for baseline in baselines]
-    beside = ", ".join(f"{points(found.mean)} on {method}" for method, found in found_all if found is not None)
+    beside = ", ".join(f"{points(found.mean)} on {baseline.method}" for baseline, found in against)
     return Answer("help", question, percent(run.mean), said, beside)
 
 

@@ -113,14 +113,13 @@ def _help(groups: Sequence[Group]) -> Section:
 def _clients(groups: Sequence[Group]) -> Section:
     figure = charts.sorted_differences(groups) if len(groups) > 1 else None
     names = list(dict.fromkeys(client.name for group in groups for run in group.finished for client in run.clients))
-    table: Html | None = None
+    words = missing("None of these runs is finished.")
     if names:
         columns = ("client", *(f"{group.name}, seed {run.seed}" for group in groups for run in group.finished))
         known = [{client.name: client.test_accuracy for client in run.clients} for group in groups for run in group.finished]
         rows = tuple((plain(name), *(percent(accuracies.get(name)) for accuracies in known)) for name in sorted(names))
-        table = numbers_table(Numbers(columns, rows), "Every client under every run")
+        words = numbers_table(Numbers(columns, rows), "Every client under every run")
     shown_figures = [figure] if figure else []
-    words = table or missing("None of these runs is finished.")
     lead = "The same client under one run and another."
     return Section(
         "clients", "Whom does each fail?", lead, lambda: [beside(words, figure_block(figure)) if figure else words], shown_figures
