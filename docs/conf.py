@@ -31,6 +31,7 @@ NAVIGATION = {
         "explain/generator-numbers",
         "explain/executions",
         "explain/flower",
+        "explain/threats",
         "explain/dependencies",
     ],
     "Reference": ["reference/commands", "reference/settings", "reference/run-folder", "reference/errors", "reference/python"],

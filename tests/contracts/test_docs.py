@@ -45,6 +45,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted(there), "NAVIGATION in docs/conf.py must name every page of docs/ but index.md, once"
 
 
+def test_the_tests_that_the_page_of_threats_names_are_there() -> None:
+    text = text_of(DOCS / "explain" / "threats.md")
+    files = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(re.findall(r"test_\w+\.py", text)) <= set(files)
+    named = re.findall(r"`(?:[\w/]*test_\w+\.py)?::(test_\w+)", text)
+    assert len(named) > 20 and all(any(f"def {name}(" in content for content in files.values()) for name in named)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_and_anchor_leads_somewhere(page: Path) -> None:
     broken = []
