@@ -15,7 +15,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng as generator_at
 from fedloom.core.settings import setting
-from fedloom.spaces.base import Cost, Drawing, Gene, Genes, SearchSpace
+from fedloom.spaces.base import Choices, Cost, Drawing, Gene, Genes, SearchSpace
 
 TRIES = 20  # draws before one that does not fit is reduced until it does; if one in ten fits, that is one time in eight
 BYTES = 4  # float32
@@ -220,11 +220,23 @@ class Bounded(SearchSpace):
     def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         return self.whole.active_many(choices)
 
+    def active(self, choices: Choices) -> npt.NDArray[np.bool_]:
+        return self.whole.active(choices)
+
+    def canonical_many(self, choices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return self.whole.canonical_many(choices)
+
+    def canonical(self, choices: Choices) -> Architecture:
+        return self.whole.canonical(choices)
+
     def cost(self, architecture: Architecture) -> Cost:
         return self.whole.cost(architecture)
 
     def input_sizes(self, genes: Genes) -> list[int]:
         return self.whole.input_sizes(genes)
+
+    def encode(self, architecture: Architecture) -> npt.NDArray[np.float64]:
+        return self.whole.encode(architecture)
 
     def check(self, architecture: Architecture) -> None:
         self.whole.check(architecture)
