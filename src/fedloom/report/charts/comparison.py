@@ -208,17 +208,9 @@ def stages(groups: Sequence[Group]) -> Shown:
     most = plain(max(spent[longest], key=lambda stage: spent[longest][stage]), 40)
     said = f"Clients work longest under {longest}: {duration(sum(spent[longest].values()))} together, the largest part of it in {most}."
     rows = tuple((name, *(duration(by_stage.get(stage, 0.0)) for stage in names)) for name, by_stage in spent.items())
-    height = 1.3 + 0.28 * max(len(spent), 3)
-    return Figure(
-        "stages",
-        title,
-        Axis("time of all participations", "seconds"),
-        Axis("run", "as given"),
-        said,
-        fill,
-        Numbers(("run", *names), rows),
-        height=height,
-    )
+    numbers, height = Numbers(("run", *names), rows), 1.3 + 0.28 * max(len(spent), 3)
+    horizontal = Axis("time of all participations", "seconds")
+    return Figure("stages", title, horizontal, Axis("run", "as given"), said, fill, numbers, height=height)
 
 
 def _mean_stages(group: Group) -> dict[str, float]:

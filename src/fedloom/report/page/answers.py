@@ -82,9 +82,8 @@ def _failed(run: RunView, baselines: Sequence[Baseline]) -> Answer:
     said = f"{plain(worst.name)} has the lowest accuracy, {percent(worst.test_accuracy)} of {many(worst.test_examples, 'test image')}."
     local = next((baseline for baseline in baselines if baseline.method == "local"), None)
     if local is None:
-        return Answer(
-            "clients", question, plain(worst.name, 24), f"{said} Only a run of local can say who would have been better off alone."
-        )
+        said += " Only a run of local can say who would have been better off alone."
+        return Answer("clients", question, plain(worst.name, 24), said)
     own = sorted(gains(run, local).items(), key=lambda item: item[1])
     lost = [f"{plain(name)} ({points(gain)})" for name, gain in own if gain < -NOTICED]
     short = f"{len(lost)} of {many(len(own), 'client')}" if lost else "nobody"
