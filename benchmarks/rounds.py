@@ -30,7 +30,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(table(arguments.results), end="")
     if arguments.figure:
-        arguments.figure.write_bytes(pictures(curves(arguments.results), ["svg"])["svg"])
+        arguments.figure.write_bytes(pictures(curves(arguments.results))["svg"])
 
 
 def table(results: Path) -> str:

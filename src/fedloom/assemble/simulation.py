@@ -125,7 +125,7 @@ def so_far(store: Store) -> tuple[Spent | None, bool]:
         result = parse_json(store.read_text("result.json"))
         said = Spent(float(result["cost"]["seconds"]), str(result.get("environment", {}).get("seconds", "")))
         over = bool(result["finished"])
-    except (DamagedRun, ValueError, KeyError, TypeError, AttributeError):
+    except (DamagedRun, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         said, over = None, False  # no result was written yet, or it is damaged
     return store.load_spent() or said, over
 

@@ -52,6 +52,10 @@ class LedgerEntry:
                 continue
             if type(values.get(item.name)) not in _KINDS[str(item.type)]:
                 raise ValueError(f"{item.name} is {values.get(item.name)!r}")
+            inside = values.get(item.name)
+            parts = inside.values() if isinstance(inside, dict) else inside if isinstance(inside, list) else ()
+            if odd := [part for part in parts if type(part) not in _INSIDE[str(item.type)]]:
+                raise ValueError(f"{item.name} holds {odd[0]!r}")
         return cls(**{**values, "uploads": tuple(values["uploads"])})
 
 
@@ -65,6 +69,7 @@ _KINDS: dict[str, tuple[type, ...]] = {  # type of a field -> what JSON may give
     "Mapping[str, float]": (dict,),
     "Mapping[str, int]": (dict,),
 }
+_INSIDE: dict[str, tuple[type, ...]] = {"tuple[str, ...]": (str,), "Mapping[str, float]": (int, float), "Mapping[str, int]": (int,)}
 _LATER = ("tier", "simulated_seconds", "late", "upload_bytes")  # which ledgers of earlier versions do not have
 
 

@@ -112,7 +112,7 @@ class Store:
         if (self.folder / MEMORIES).exists():
             try:
                 self._remembers_since = {str(client): int(since) for client, since in parse_json(self.read_text(MEMORIES)).items()}
-            except (ValueError, TypeError, AttributeError) as error:
+            except (ValueError, TypeError, AttributeError, OverflowError) as error:
                 raise DamagedRun(f"{self.folder / MEMORIES} is damaged ({error}). Restore it from a copy") from error
         return state
 
@@ -125,7 +125,7 @@ class Store:
         try:
             kept = parse_json(self.read_text(SECONDS))
             return Spent(float(kept["seconds"]), str(kept["remark"]))
-        except (DamagedRun, ValueError, KeyError, TypeError):
+        except (DamagedRun, ValueError, KeyError, TypeError, OverflowError):
             return None
 
     def save_split(self, arrays: Arrays, facts: dict[str, Any]) -> None:

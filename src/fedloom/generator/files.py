@@ -72,13 +72,14 @@ def load_generator(
     arrays, facts = read_described(path, GENERATOR, "fedloom pretrain")
     tokens = Tokens(space)
     if any(facts.get(key) != value for key, value in tokens.signature.items()):
-        theirs = f"{facts.get('space')} with {len(facts.get('choices', []))} genes"
+        choices = facts.get("choices")
+        theirs = f"{facts.get('space')} with {len(choices) if isinstance(choices, list) else 'no'} genes"
         cure = f"Train one for these genes with `fedloom pretrain {space.name}`; a run can do without one (perfedsde.generator=evolution)"
         raise InvalidConfig(
             f"{path} is a generator for {theirs}, but this {space.name} has other genes, choices or another order of choices. {cure}",
             path=str(path),
         )
-    model = facts.get("model", Generator.model)
+    model = str(facts.get("model", Generator.model))
     if model not in MODELS:
         raise InvalidData(f"{path} holds a generator named {model!r}, which this version does not know. Known: {', '.join(MODELS)}")
     kind = MODELS[model]

@@ -34,5 +34,5 @@ def test_a_record_becomes_a_row(tmp_path: Path) -> None:
 
 
 def test_the_docs_have_the_figure_of_the_records() -> None:
-    drawn = rounds.pictures(rounds.curves(ROOT / "benchmarks" / "results"), ["svg"])["svg"]
+    drawn = rounds.pictures(rounds.curves(ROOT / "benchmarks" / "results"))["svg"]
     assert drawn == (ROOT / "docs" / "explain" / "figures" / "rounds.svg").read_bytes()
