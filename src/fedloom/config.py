@@ -192,7 +192,7 @@ def _read_source(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     if base is None:
         return table
     if not isinstance(base, str):
-        raise InvalidConfig(f"{source}: base must be the name of a preset or a .toml file, got {base!r}", key="base")
+        raise InvalidConfig(f"{source}: base must be the name of a preset or a .toml file, got {_shown(base)}", key="base")
     below = base if base in presets() or not base.endswith(".toml") else str(folder / base)
     return _laid_over(_read_source(below, (*above, source)), table)
 

@@ -23,6 +23,7 @@ from safetensors.numpy import save as save_tensors
 
 from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.messages import Array, Arrays
+from fedloom.core.reading import parse_json
 
 DIGEST = 32  # hexadecimal digits in front of the facts
 CROWDED = (errno.EMFILE, errno.ENFILE)  # too many open files, of this process or of the machine: others may close theirs
@@ -72,14 +73,6 @@ def read_plain(path: str | Path) -> bytes:
 def without_waiting(path: str, flags: int) -> int:
     """Opens a file; a pipe that nobody reads or writes is refused, or found empty."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Anybody's JSON; ValueError for whatever is none, also for what nests too deeply to be read."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it nests too deeply") from None
 
 
 @contextmanager

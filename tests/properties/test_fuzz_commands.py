@@ -9,13 +9,17 @@ import resource
 import shutil
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedloom.core import errors
 from fedloom.engine.run import Watcher
@@ -26,19 +30,14 @@ from support.federation import PROCESSES, SITES, write_digits
 from support.fuzz import Kind, damaged, kinds, settings_texts
 
 FILES, SETTINGS = 1000, 300
+FIVE_MINUTES = 300  # seconds
 SECONDS = 60  # for one command
 MEMORY = 2 << 30  # bytes that a command may take beyond what the process has when it begins
 DOCUMENTED = {0, 2, *(kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.FedloomError))}
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {  # kind of file -> the commands that read it
     "settings of a run": (("show", "run"), ("report", "run"), ("resume", "run")),
     "result": (("show", "run"), ("report", "run"), ("resume", "run")),
-    "ledger": (
-        ("show", "run"),
-        ("show", "run", "--client", "client-000"),
-        ("report", "run"),
-        ("analyse", "costs", "run"),
-        ("resume", "run"),
-    ),
+    "ledger": (("show", "run"), ("show", "run", "--client", "client-000"), ("report", "run"), ("analyse", "costs", "run")),
     "seconds": (("resume", "run"),),
     "server state": (("resume", "run"),),
     "split": (("resume", "run"), ("report", "run")),
@@ -57,10 +56,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {  # kind of file -> the comm
     "settings of a site": (("site", "north.toml"),),
     "authority": (("site", "north.toml"),),
     "key of a site": (("site", "north.toml"),),
-    **{
-        f"image, {format}": (("predict", "good.safetensors", f"image.{format.lower()}"),)
-        for format in ("PNG", "JPEG", "WEBP", "TIFF", "GIF")
-    },
+    **{f"image, {kind.upper()}": (("predict", "good.safetensors", f"image.{kind}"),) for kind in ("png", "jpeg", "webp", "tiff", "gif")},
 }
 
 
@@ -73,12 +69,16 @@ class Ended:
     seconds: float
 
 
-def command(folder: Path, log: Path, arguments: Sequence[str]) -> None:
-    """In a process of its own, which began with everything imported."""
+def limit_memory() -> None:
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def command(folder: Path, log: Path, arguments: Sequence[str]) -> None:
+    """In a process of its own, which began with everything imported."""
+    limit_memory()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(out, 2)
@@ -124,7 +124,7 @@ def files(place: Path, nobody: Watcher) -> dict[str, Kind]:
     model = place / "run" / "clients" / "client-000" / "model.safetensors"
     shutil.copy(model, place / "good.safetensors")
     (place / "good.png").write_bytes(found["image, PNG"].good)
-    if all(__import__("importlib.util").util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
+    if all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
         FORMATS["onnx"][1](place / "model.onnx", *load_model(model))
         found["ONNX"] = Kind((place / "model.onnx").read_bytes(), lambda path: None, "model.onnx")
     for kind in found.values():
@@ -196,3 +196,45 @@ def test_three_hundred_malformed_settings(files: dict[str, Kind], place: Path) -
             shutil.rmtree(place / "made", ignore_errors=True)
 
     check(SETTINGS, "malformed settings", tried)
+
+
+def read_for(place: Path, seconds: float, log: Path) -> None:
+    """Every reader in turn, in this process, for so many seconds; what went wrong is written down."""
+    silent = SimpleNamespace(**dict.fromkeys(("begin", "stage", "participation", "round_done", "end"), lambda *facts, **named: None))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # Pillow's, about images
+    found = kinds(place, silent)
+    limit_memory()
+    count, problems, slowest, until = Counter[str](), [], 0.0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        for name, kind in found.items():
+            number, began = count.total(), time.monotonic()
+            (place / kind.path).write_bytes(kind.bad(random.Random(f"readers {number}")))
+            count[name] += 1
+            try:
+                kind.read(place / kind.path)
+            except errors.FedloomError:
+                pass
+            except Exception as error:
+                problems.append(f"{number} ({name}): {error!r}"[:500])
+            (place / kind.path).write_bytes(kind.good)
+            slowest = max(slowest, time.monotonic() - began)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    summary = f"{count.total()} files of {len(count)} kinds; {len(problems)} problems; slowest {slowest:.1f} s, most memory {grown} MB"
+    log.write_text("\n".join([summary, *problems]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_minutes_of_the_readers_themselves(tmp_path: Path) -> None:
+    """In a process of its own, with a limit of memory: many more files than there can be commands."""
+    pytest.importorskip("flwr")
+    log = tmp_path / "log"
+    process = PROCESSES.Process(target=read_for, args=(tmp_path, FIVE_MINUTES, log))
+    process.start()
+    process.join(FIVE_MINUTES + 300)
+    if process.is_alive():
+        process.kill()
+    assert process.exitcode == 0, process.exitcode
+    print(log.read_text())
+    assert " 0 problems;" in log.read_text(), log.read_text()

@@ -19,39 +19,14 @@ from fedloom.engine.run import Watcher
 from support.fuzz import Kind, kinds, settings_texts
 
 SECONDS = 20  # for one file
-FAST = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SINGLE = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+FEW = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+RUN = ("settings of a run", "result", "ledger", "seconds", "server state", "split", "personal model")
 NAMES = (
-    *(
-        "settings of a run",
-        "result",
-        "ledger",
-        "seconds",
-        "server state",
-        "split",
-        "personal model",
-        "list of memories",
-        "memory of a client",
-    ),
-    *(
-        "model file",
-        "torch program",
-        "weights",
-        "generator",
-        "checkpoint",
-        "checkpoint of old torch",
-        "checkpoint in safetensors",
-        "architecture",
-    ),
-    *(
-        "agreement",
-        "settings of a site",
-        "authority",
-        "key of a site",
-        "public key of a site",
-        "certificate of a server",
-        "key of a server",
-    ),
-    *("report", "instruction", *(f"image, {format}" for format in ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"))),
+    *(*RUN, "list of memories", "memory of a client", "model file", "torch program", "weights", "generator", "architecture"),
+    *("checkpoint", "checkpoint of old torch", "checkpoint in safetensors", "agreement", "settings of a site", "authority"),
+    *("key of a site", "public key of a site", "certificate of a server", "key of a server", "report", "instruction"),
+    *(f"image, {format}" for format in ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")),
     *("CIFAR, train", "CIFAR, meta"),
 )
 
@@ -104,7 +79,7 @@ def test_a_good_file_is_read(files: dict[str, Kind], place: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_bytes(files: dict[str, Kind], place: Path, name: str) -> None:
-    @FAST
+    @FEW
     @given(st.binary(max_size=200), st.booleans())
     def read(content: bytes, after: bool) -> None:
         check(files[name], place, files[name].good[:9] + content if after else content)
@@ -114,7 +89,7 @@ def test_any_bytes(files: dict[str, Kind], place: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_and_forged_files(files: dict[str, Kind], place: Path, name: str) -> None:
-    @FAST
+    @FEW
     @given(st.randoms(use_true_random=False))
     def read(draw: random.Random) -> None:
         check(files[name], place, files[name].bad(draw))
@@ -130,12 +105,7 @@ def test_malformed_settings(draw: random.Random) -> None:
 
 
 @settings(max_examples=100)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
-)
+@given(st.recursive(SINGLE, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_any_table_of_settings(table: Any) -> None:
     """Also one whose keys are those of settings."""
     for content in (table, {"training": table}, {"seed": table}, {"plugins": table}, {"mobilenetv3": table}, {"hardware": table}):

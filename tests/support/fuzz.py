@@ -11,6 +11,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,8 @@ def _huge_number(data: bytearray, draw: random.Random) -> bytes:
     found = list(NUMBER.finditer(data[: 1 << 16]))
     if found:
         one = draw.choice(found)
-        data[one.start() : one.end()] = draw.choice(
-            (b"-1", b"0", b"9" * 25, b"1e999", b"NaN", b"null", b'"x"', b"[]", b"9" * 5000, b"[" * 3000)
-        )
+        odd = (b"-1", b"0", b"9" * 25, b"1e999", b"NaN", b"null", b'"x"', b"[]", b"9" * 5000, b"[" * 3000)
+        data[one.start() : one.end()] = draw.choice(odd)
     return bytes(data)
 
 
@@ -117,16 +117,8 @@ def _part(data: bytearray, draw: random.Random) -> tuple[int, int]:
     return first, min(len(data), first + draw.choice((1, 2, 8, 64, 1000)))
 
 
-ACCIDENTS: tuple[Callable[[bytearray, random.Random], bytes], ...] = (
-    _flip,
-    _cut,
-    _leave_out,
-    _repeat,
-    _swap,
-    _huge_length,
-    _huge_number,
-    _zeros,
-)
+Accident = Callable[[bytearray, random.Random], bytes]
+ACCIDENTS: tuple[Accident, ...] = (_flip, _cut, _leave_out, _repeat, _swap, _huge_length, _huge_number, _zeros)
 
 
 def forged_table(table: Any, draw: random.Random) -> Any:
@@ -180,24 +172,8 @@ def forged_toml(data: bytes, draw: random.Random) -> bytes:
     lines = data.decode().splitlines()
     place = draw.randrange(len(lines))
     key = lines[place].partition("=")[0]
-    value = draw.choice(
-        (
-            "-1",
-            "0",
-            "1e308",
-            "nan",
-            "inf",
-            "9" * 30,
-            "0x" + "f" * 6000,
-            "[]",
-            "{}",
-            "[[1]]",
-            '"\\u001b[2J"',
-            "true",
-            "1979-05-27",
-            "[" * 900,
-        )
-    )
+    numbers = ("-1", "0", "1e308", "nan", "inf", "9" * 30, "0x" + "f" * 6000, "1979-05-27")
+    value = draw.choice((*numbers, "[]", "{}", "[[1]]", '"\\u001b[2J"', "true", "[" * 900))
     lines[place] = draw.choice((f"{key} = {value}", f"{key}.x = {value}", f"[{key.strip(' []')}]", f"{key * 40}", "", f"x{key} = {value}"))
     return "\n".join(lines).encode()
 
@@ -357,11 +333,13 @@ def _of_federations(place: Path) -> dict[str, Kind]:
         "public key of a site": kind("certs/server/sites/north.pub", lambda path: (check_server(serving, SITES), public_key(path))),
         "certificate of a server": kind("certs/server/server.pem", lambda path: check_server(serving, SITES)),
         "key of a server": kind("certs/server/server-key.pem", lambda path: check_server(serving, SITES)),
-        "report": Kind(to_bytes(report, "f"), lambda path: from_bytes(Report, path.read_bytes(), MOST, "f"), "report", forged_packed),
-        "instruction": Kind(
-            to_bytes(order, "f"), lambda path: from_bytes(Instruction, path.read_bytes(), MOST, "f"), "order", forged_packed
-        ),
+        "report": Kind(to_bytes(report, "f"), partial(_message, Report), "report", forged_packed),
+        "instruction": Kind(to_bytes(order, "f"), partial(_message, Instruction), "order", forged_packed),
     }
+
+
+def _message(kind: Any, path: Path) -> object:
+    return from_bytes(kind, path.read_bytes(), MOST, "f")
 
 
 def _of_images(place: Path) -> dict[str, Kind]:
@@ -381,11 +359,8 @@ def _of_images(place: Path) -> dict[str, Kind]:
     cifar = place / "cifar-100"
     cifar.mkdir()
     rows = {b"data": np.zeros((4, 3072), np.uint8), b"fine_labels": [0, 1, 2, 3]}
-    for name, content in {
-        "train": rows,
-        "test": rows,
-        "meta": {b"fine_label_names": [str(number).encode() for number in range(100)]},
-    }.items():
+    names = {b"fine_label_names": [str(number).encode() for number in range(100)]}
+    for name, content in {"train": rows, "test": rows, "meta": names}.items():
         (cifar / name).write_bytes(pickle.dumps(content, protocol=2))
     for name in ("train", "meta"):
         found[f"CIFAR, {name}"] = Kind((cifar / name).read_bytes(), lambda path: read_cifar100(cifar, 32), f"cifar-100/{name}")
@@ -395,25 +370,26 @@ def _of_images(place: Path) -> dict[str, Kind]:
 def settings_texts(draw: random.Random) -> str:
     """A malformed ``key=value``."""
     known = [key for key, _, _ in config.explain()]
-    key = draw.choice(
-        (draw.choice(known), f"{draw.choice(known)}.x", f"x{draw.choice(known)}", "", ".", "a." * 3000, "\x1b", "when.fedavg")
-    )
+    one = draw.choice(known)
+    key = draw.choice((one, one, f"{one}.x", f"x{one}", "", ".", "a." * 3000, "\x1b", "when.fedavg"))
     value = draw.choice(
-        (
-            "",
-            "nan",
-            "-inf",
-            "-1",
-            "9" * 40,
-            "0x" + "f" * 5000,
-            "[" * 5000,
-            "{a=" * 2000,
-            "[]",
-            "{}",
-            '"\\u001b[2J"',
-            "1979-05-27",
+        ("", "nan", "-inf", "-1", "9" * 40, "0x" + "f" * 5000, "[" * 5000, "{a=" * 2000, "[]", "{}", '"\\u001b[2J"', "1979-05-27")
+        + (
             "x" * 50_000,
+            "[1, [2]]",
+            '"""',
+            "'",
+            "\\",
+            "\x00",
+            "\ud800",
+            "1 # x",
+            "1\nseed = 2",
+            '{"a"=1}',
+            "1e999",
+            "true",
+            "../x",
+            "a.b",
+            "'\x1b'",
         )
-        + ('"""', "'", "\\", "\x00", "\ud800", "1 # x", "1\nseed = 2", "[1, [2]]", '{"a"=1}', "1e999", "true", "../x", "a.b", "'\x1b'")
     )
     return f"{key}{draw.choice(('=', '=', '=', '==', '', ' = '))}{value}"

@@ -24,8 +24,9 @@ from torch import Tensor
 from fedloom.assemble import Reopened
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.reading import parse_json
 from fedloom.core.seeds import rng
-from fedloom.files import parse_json, read_arrays, read_plain, write_file
+from fedloom.files import read_arrays, read_plain, write_file
 from fedloom.maths.gain import personal_gains
 from fedloom.models.personal import load_model
 from fedloom.supernets.base import Weights

@@ -21,6 +21,7 @@ from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, Unusable
 from fedloom.core.hardware import assigned
 from fedloom.core.messages import Arrays
 from fedloom.core.method import Method
+from fedloom.core.reading import parse_json
 from fedloom.core.result import RunResult
 from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split, reserved
@@ -31,7 +32,7 @@ from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Spent, Store
 from fedloom.engine.visit import ClientRecords, Simulation
-from fedloom.files import parse_json, read_plain, write_file
+from fedloom.files import read_plain, write_file
 from fedloom.training.tools import Tools
 
 WEIGHTS = Path("state") / "weights.safetensors"  # a run's own copy of what it started from: a resume needs nothing from elsewhere

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from fedloom.core.reading import parse_json
+
 SCHEMA = "fedloom.result/1"
 
 
@@ -41,10 +43,7 @@ class LedgerEntry:
     @classmethod
     def from_json(cls, line: str) -> LedgerEntry:
         """Raises ValueError or TypeError for anything ``to_json`` did not write."""
-        try:
-            values = json.loads(line)
-        except RecursionError:
-            raise ValueError("it nests too deeply") from None
+        values = parse_json(line)
         if not isinstance(values, dict):
             raise TypeError(f"{line!r} is no entry")
         for item in fields(cls):

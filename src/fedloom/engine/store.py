@@ -29,12 +29,12 @@ from fedloom.core.client_site import ClientMemory, PersonalModel
 from fedloom.core.errors import DamagedRun, UnusableFolder, one_line, printable
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.method import State, is_per_client
+from fedloom.core.reading import parse_json
 from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry
 from fedloom.files import (
     append_lines,
     open_plain,
     packed,
-    parse_json,
     read_arrays,
     read_plain,
     unwritable,

@@ -18,11 +18,12 @@ from fedloom import config
 from fedloom.config import RunSettings, Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, printable
 from fedloom.core.hardware import HardwareSettings
+from fedloom.core.reading import parse_json
 from fedloom.core.settings import setting
 from fedloom.data.members import blank, unlabelled
 from fedloom.data.readers import Dataset
 from fedloom.engine.base import ENGINES
-from fedloom.files import parse_json, read_plain, write_file
+from fedloom.files import read_plain, write_file
 
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site

@@ -19,8 +19,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedloom.core.errors import DamagedRun, InvalidData, UnusableFormat, one_line
+from fedloom.core.reading import parse_json
 from fedloom.data.augment import normalise
-from fedloom.files import open_plain, parse_json, read_plain
+from fedloom.files import open_plain, read_plain
 from fedloom.models.export import BESIDE, onnx_session
 from fedloom.models.personal import KEY, MODEL, image_of, load_model, network_of
 from fedloom.models.supernet_weights import WEIGHTS, header

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import fedloom
 from fedloom.config import as_overrides
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, one_line
+from fedloom.core.reading import parse_json
 from fedloom.core.seeds import rng
-from fedloom.files import DIGEST, open_plain, parse_json, read_arrays, write_arrays
+from fedloom.files import DIGEST, open_plain, read_arrays, write_arrays
 from fedloom.models.personal import KEY, MODEL, supernet_of
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from fedloom import config
 from fedloom.assemble import Reopened, reopen_run, saved_outline
 from fedloom.config import Settings
-from fedloom.core.errors import FedloomError
+from fedloom.core.architecture import Architecture
+from fedloom.core.errors import DamagedRun, FedloomError, InvalidArchitecture
 from fedloom.core.result import ClientResult
 from fedloom.engine.run import describe_client
 from fedloom.engine.store import Store, client_result, read_result
@@ -37,6 +38,8 @@ def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
     reopened, why = (None, f"{plain(lacking, 300)}.") if lacking else _reopened(folder, trust_plugins)
     space, no_space = (reopened.tools.supernet.space, "") if reopened else _space_without_data(folder, settings, why)
     clients = tuple(client_result(row) for row in result.get("clients", ())) or _clients_so_far(course, reopened)
+    if space is not None:
+        _check_architectures(folder, clients, space)
     return RunView(
         folder=str(folder),
         method=plain(settings.method),
@@ -63,6 +66,14 @@ def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
         no_data=why,
         no_space=no_space,
     )
+
+
+def _check_architectures(folder: Path, clients: Sequence[ClientResult], space: SearchSpace) -> None:
+    try:
+        for client in clients:
+            space.check(Architecture.parse(client.architecture))
+    except InvalidArchitecture as error:
+        raise DamagedRun(f"{folder}/result.json has a client whose architecture is none: {error}", folder=str(folder)) from error
 
 
 def flat_settings(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -55,6 +56,8 @@ def byte_count(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "–"
     if seconds < 1:
         return f"{1000 * seconds:.0f}{TIGHT}ms"
     if seconds < 120:
