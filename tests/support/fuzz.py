@@ -25,8 +25,6 @@ from fedloom import config
 from fedloom.analyses.pace import pace
 from fedloom.assemble import new_run, reopen_run, saved_outline, saved_settings
 from fedloom.assemble.simulation import so_far
-from fedloom.core.architecture import Architecture
-from fedloom.core.errors import InvalidArchitecture
 from fedloom.core.messages import Instruction, Report
 from fedloom.data.readers import decode, read_cifar100
 from fedloom.engine.run import Watcher
@@ -37,9 +35,10 @@ from fedloom.federation.wire.messages import from_bytes, to_bytes
 from fedloom.federation.wire.signatures import private_key, public_key
 from fedloom.files import packed, unpacked
 from fedloom.generator.files import load_generator, shipped
+from fedloom.models.foreign import import_weights
 from fedloom.models.personal import load_model
 from fedloom.models.predict import read_image, read_model
-from fedloom.models.supernet_weights import read_weights, save_weights
+from fedloom.models.supernet_weights import take_network
 from fedloom.report.neighbours import baselines_of
 from fedloom.report.page.single import page
 from fedloom.report.reading import open_run
@@ -47,7 +46,6 @@ from fedloom.report.terminal.show import client_view, run_view
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.foreign.state_dict import read_state
 from fedloom.testing import tiny_file
-from fedloom.testing.nets import weights_of
 from support import foreign
 from support.federation import GOOD, SITE, SITES
 
@@ -205,9 +203,9 @@ class Kind:
         return self.forge(self.good, draw) if self.forge and draw.random() < 0.5 else damaged(self.good, draw)
 
 
-def kinds(place: Path, nobody: Watcher) -> dict[str, Kind]:
-    """Every kind of file, below ``place``."""
-    return {**_of_runs(place, nobody), **_of_networks(place), **_of_federations(place), **_of_images(place)}
+def kinds(place: Path, nobody: Watcher, pages: bool = True) -> dict[str, Kind]:
+    """Every kind of file, below ``place``. pages: also write the page of a run, with its figures, whenever one of its files is read."""
+    return {**_of_runs(place, nobody, pages), **_of_networks(place), **_of_federations(place), **_of_images(place)}
 
 
 def run_folder(place: Path, nobody: Watcher) -> Path:
@@ -216,7 +214,7 @@ def run_folder(place: Path, nobody: Watcher) -> Path:
     return folder
 
 
-def _of_runs(place: Path, nobody: Watcher) -> dict[str, Kind]:
+def _of_runs(place: Path, nobody: Watcher, pages: bool) -> dict[str, Kind]:
     folder = run_folder(place, nobody)
     store = Store(folder)
     settings = saved_settings(folder)
@@ -228,7 +226,8 @@ def _of_runs(place: Path, nobody: Watcher) -> dict[str, Kind]:
         views = [run_view(read_result(folder), entries)] if read_result(folder) else []
         for part in (part for view in [*views, client_view("client-000", entries, None, "")] for part in view):
             console.print(part)
-        return page(open_run(folder), baselines_of(folder))
+        view, baselines = open_run(folder), baselines_of(folder)
+        return page(view, baselines) if pages else view
 
     def ledger(path: Path) -> object:
         return opened(path), pace(store)
@@ -267,8 +266,8 @@ def _of_networks(place: Path) -> dict[str, Kind]:
     torch.save({"state_dict": state, "epoch": 3}, zipped)
     torch.save(state, old, _use_new_zipfile_serialization=False)
     weights = place / "weights.safetensors"
-    described = {"source": "x", "classes": list("abcde"), "mean": [0.5] * 3, "std": [0.5] * 3}
-    save_weights(weights, public, {**weights_of(public)}, described)
+    (place / "public.pth").write_bytes(zipped.getvalue())
+    import_weights("mobilenetv3", place / "public.pth", foreign.overrides("mobilenetv3"), 8, weights)
     space = SPACES["mobilenetv3"].make(config.load(None, []).components["mobilenetv3"], ImageShape(3, 32, 10))
 
     def generator(path: Path) -> object:
@@ -280,20 +279,17 @@ def _of_networks(place: Path) -> dict[str, Kind]:
     return {
         "model file": Kind(model, read_model, "model.safetensors", forged_packed),
         "torch program": Kind(archive_of(model), read_model, "model.pt2", forged_archive),
-        "weights": Kind(weights.read_bytes(), read_weights, "some.safetensors", forged_packed),
+        "weights": Kind(weights.read_bytes(), lambda path: take_network(path, "medium"), "some.safetensors", forged_packed),
         "generator": Kind(shipped("mobilenetv3").read_bytes(), generator, "generator.safetensors", forged_packed),
         "checkpoint": Kind(zipped.getvalue(), checkpoint, "checkpoint.pth", forged_archive),
         "checkpoint of old torch": Kind(old.getvalue(), checkpoint, "old.pth"),
         "checkpoint in safetensors": Kind(save_tensors(state), checkpoint, "checkpoint.safetensors"),
-        "architecture": Kind(b"mobilenetv3:0-1-2", lambda path: _architecture(space, path), "architecture.txt"),
+        "architecture": Kind(space.named["medium"].id.encode(), lambda path: _architecture(space, path), "architecture.txt"),
     }
 
 
 def _architecture(space: Any, path: Path) -> object:
-    try:
-        return space.find(path.read_bytes().decode(errors="replace"), np.random.default_rng(0))
-    except InvalidArchitecture as error:
-        return error, Architecture("x", ())
+    return space.find(path.read_bytes().decode(errors="replace"), np.random.default_rng(0))
 
 
 def archive_of(model: bytes) -> bytes:

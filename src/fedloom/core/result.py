@@ -51,11 +51,19 @@ class LedgerEntry:
                 continue
             if type(values.get(item.name)) not in _KINDS[str(item.type)]:
                 raise ValueError(f"{item.name} is {values.get(item.name)!r}")
-            inside = values.get(item.name)
+            inside: Any = values.get(item.name)
             parts = inside.values() if isinstance(inside, dict) else inside if isinstance(inside, list) else ()
             if odd := [part for part in parts if type(part) not in _INSIDE[str(item.type)]]:
                 raise ValueError(f"{item.name} holds {odd[0]!r}")
+            amounts = parts if item.name == "seconds" else [inside] if item.type == "float" else []
+            if odd := [amount for amount in amounts if not possible(amount)]:
+                raise ValueError(f"{item.name} is {odd[0]!r}")
         return cls(**{**values, "uploads": tuple(values["uploads"])})
+
+
+def possible(amount: float) -> bool:
+    """Whether a number of seconds or megabytes can have been one; sums of others would not be finite."""
+    return 0 <= amount <= 1e15
 
 
 _KINDS: dict[str, tuple[type, ...]] = {  # type of a field -> what JSON may give for it

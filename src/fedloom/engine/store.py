@@ -30,7 +30,7 @@ from fedloom.core.errors import DamagedRun, UnusableFolder, one_line, printable
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.method import State, is_per_client
 from fedloom.core.reading import parse_json
-from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry
+from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry, possible
 from fedloom.files import (
     append_lines,
     open_plain,
@@ -252,7 +252,7 @@ def read_state(path: Path, template: State) -> tuple[State, int]:
             raise ValueError(f"it holds a {facts['state']}, not a {type(template).__name__}")
         values = {item.name: _restored(item, getattr(template, item.name), arrays, facts) for item in fields(template)}
         return type(template)(**values), int(facts["round"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedRun(f"{path} does not hold the state of this run's method and settings: {error}", path=str(path)) from error
 
 
@@ -299,11 +299,13 @@ def read_result(folder: Path) -> dict[str, Any]:
         for key, kind in KINDS.items():
             if not isinstance(result[key], kind):
                 raise ValueError(f"{key} is {printable(str(result[key]), 40)!r}")
+        if odd := [name for name in result["uploads"] if not isinstance(name, str)]:
+            raise ValueError(f"uploads holds {printable(str(odd[0]), 40)!r}")
         for row in result["clients"]:
             client_result(row)
         cost = {**result["cost"], **{f"stages.{stage}": seconds for stage, seconds in result["cost"]["stages"].items()}}
         for key in ("seconds", "bytes_up", "bytes_down", *(name for name in cost if name.startswith("stages."))):
-            if type(cost[key]) not in (int, float):
+            if type(cost[key]) not in (int, float) or not (possible(cost[key]) or key.startswith("bytes")):
                 raise ValueError(f"cost.{key} is {printable(str(cost[key]), 40)!r}")
         return dict(result)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

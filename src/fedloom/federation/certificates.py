@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from fedloom.core.errors import InvalidConfig, UnusableFolder, one_line
 from fedloom.federation.agreement import NAME, ServerSettings, SiteSettings
 from fedloom.federation.wire.flower import need_flower
+from fedloom.federation.wire.signatures import private_key, public_key
 from fedloom.files import open_plain, unwritable, write_file
 
 DAYS = 365
@@ -24,7 +25,7 @@ def check_server(settings: ServerSettings, sites: Sequence[str]) -> None:
     for key, path in (("certificate", settings.certificate), ("key", settings.key)):
         _check_plain(path, f"server.{key}")
     for site in sites:
-        _check_plain(Path(settings.sites) / f"{site}.pub", "server.sites")
+        _check_key(Path(settings.sites) / f"{site}.pub", "server.sites", public_key)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key, password=_no_password)
     except (OSError, ValueError) as error:  # SSLError is the first
@@ -34,8 +35,8 @@ def check_server(settings: ServerSettings, sites: Sequence[str]) -> None:
 
 def check_site(settings: SiteSettings) -> None:
     """Refuse files that a site cannot use."""
-    for key in ("authority", "key"):
-        _check_plain(getattr(settings, key), key)
+    _check_plain(settings.authority, "authority")
+    _check_key(Path(settings.key), "key", private_key)
     try:
         ssl.create_default_context(cafile=settings.authority)
     except FileNotFoundError:
@@ -53,6 +54,18 @@ def _check_plain(path: str | Path, key: str) -> None:
         pass  # whoever needs it says so
     except OSError as error:
         raise InvalidConfig(f"{path} cannot be read ({error.strerror}). Set {key} to a file", key=key) from error
+
+
+def _check_key(path: Path, key: str, read: Callable[[Path], object]) -> None:
+    need_flower()  # it brings cryptography along
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    _check_plain(path, key)
+    try:
+        if path.exists():
+            read(path)
+    except UnsupportedAlgorithm as error:
+        raise InvalidConfig(f"{path} holds a key of a kind that is not read ({one_line(error)}). Use one of NIST P-384", key=key) from error
 
 
 def _no_password() -> NoReturn:

@@ -76,7 +76,11 @@ def take_network(path: Path, architecture: str) -> tuple[nn.Module, dict[str, An
     """One network of a weights file, by name or id, as a plain torch network in evaluation mode, and the description of its own."""
     supernet, weights, statistics, facts = read_weights(path)
     chosen = supernet.space.find(architecture, rng(0, "architecture"))
-    network = supernet.extract(weights, chosen, supernet.take_statistics(statistics, chosen))
+    try:
+        network = supernet.extract(weights, chosen, supernet.take_statistics(statistics, chosen))
+    except (KeyError, IndexError, RuntimeError) as error:
+        what = f"{path} lacks running statistics of {chosen.id[:60]}, or they are of another shape"
+        raise InvalidData(f"{what} ({one_line(error)}). Write it again with `fedloom import-weights`", file=str(path)) from error
     return network, {**facts, "format": MODEL, "architecture": chosen.id}
 
 

@@ -15,6 +15,8 @@ from PIL import Image
 
 from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig, InvalidData, UnusableFolder, visible
 from fedloom.engine.store import Store
+from fedloom.files import read_arrays, write_arrays
+from support import foreign
 from support.checks import Fedloom, check_refused
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -118,6 +120,59 @@ def test_a_lock_that_is_a_link_empties_nothing(finished_run: Path, tmp_path: Pat
     store.claim()
     store.release()
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+# -- what fuzzing found ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("uploads", [None]),
+        ("cost", {"seconds": float("nan"), "stages": {}, "bytes_up": 0, "bytes_down": 0}),
+        ("seed", 10**30),
+        ("cost", {"seconds": 1, "stages": {"a": "x"}}),
+        ("clients", [{"architecture": 3}]),
+    ],
+)
+def test_a_result_that_is_no_result(fedloom_: Fedloom, finished_run: Path, key: str, value: Any) -> None:
+    result = json.loads((finished_run / "result.json").read_text())
+    (finished_run / "result.json").write_text(json.dumps({**result, key: value}))
+    for command in ("show", "report"):
+        check_refused(fedloom_(command, finished_run), DamagedRun, "result.json is damaged")
+
+
+def test_a_client_whose_architecture_is_none(fedloom_: Fedloom, finished_run: Path) -> None:
+    result = json.loads((finished_run / "result.json").read_text())
+    result["clients"][0]["architecture"] = "mobilenetv3:1-2"
+    (finished_run / "result.json").write_text(json.dumps(result))
+    check_refused(fedloom_("report", finished_run), DamagedRun, "result.json has a client whose architecture is none")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seconds", {"train": 1e308, "test": 1e308}), ("trained_macs", 10**25), ("notes", {"a": None}), ("peak_memory_mb", -1)],
+)
+def test_a_ledger_with_numbers_out_of_proportion(fedloom_: Fedloom, finished_run: Path, key: str, value: Any) -> None:
+    path = finished_run / "ledger.jsonl"
+    lines = [json.dumps({**json.loads(line), key: value}) for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    for command in ("show", "report"):
+        check_refused(fedloom_(command, finished_run), DamagedRun, "ledger.jsonl, line 1 is damaged")
+
+
+def test_a_state_of_no_round(fedloom_: Fedloom, finished_run: Path) -> None:
+    path = finished_run / "state" / "server.safetensors"
+    arrays, facts = read_arrays(path)
+    write_arrays(path, arrays, {**facts, "round": float("inf")})
+    check_refused(fedloom_("resume", finished_run), DamagedRun, "server.safetensors")
+
+
+def test_weights_without_running_statistics(fedloom_: Fedloom, checkpoint: Path, tmp_path: Path) -> None:
+    changes = foreign.overrides("mobilenetv3")
+    assert fedloom_("import-weights", "mobilenetv3", checkpoint, *changes, "--size", 8, "--out", "w.safetensors").code == 0
+    arrays, facts = read_arrays(tmp_path / "w.safetensors")
+    write_arrays(tmp_path / "w.safetensors", {name: array for name, array in arrays.items() if "running" not in name}, facts)
+    outcome = fedloom_("export", "w.safetensors", "--architecture", "smallest")
+    check_refused(outcome, InvalidData, "w.safetensors lacks running statistics")
 
 
 # -- the terminal -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -196,6 +197,20 @@ def test_a_server_with_a_damaged_certificate_or_key(fedloom_: Fedloom, place: Pa
     path.unlink()
     os.mkfifo(path) if content is None else path.write_bytes(content)
     check_refused(fedloom_("serve", "federation.toml"), InvalidConfig, path)
+
+
+def test_a_key_of_an_unknown_kind(fedloom_: Fedloom, place: Path) -> None:
+    """Its kind is a number among its first bytes."""
+    for path, command in (
+        (place / "certs/north/key.pem", ("site", "north.toml")),
+        (place / "certs/server/sites/north.pub", ("serve", "federation.toml")),
+    ):
+        head, *lines, tail = path.read_text().splitlines()
+        data = bytearray(base64.b64decode("".join(lines)))
+        place_of_kind = data.index(bytes.fromhex("2a8648ce3d0201")) + 6
+        data[place_of_kind] = 3
+        path.write_text("\n".join([head, base64.b64encode(data).decode(), tail, ""]))
+        check_refused(fedloom_(*command), InvalidConfig, path, "of a kind that is not read")
 
 
 def test_a_server_key_with_a_password_is_refused_and_not_asked_for(fedloom_: Fedloom, place: Path) -> None:
