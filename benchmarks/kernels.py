@@ -29,7 +29,8 @@ from fedloom.files import write_file
 from fedloom.spaces.base import ImageShape
 from fedloom.supernets.base import make_supernet
 from fedloom.training.graphs import WORTH_A_GRAPH
-from fedloom.training.local import Pixels, Trainer, one_of
+from fedloom.training.local import Trainer, one_of
+from fedloom.training.pixels import Pixels
 from fedloom.training.scoring import Scorer
 
 IMAGE = ImageShape(3, 32, 10)

@@ -42,7 +42,8 @@ from fedloom.files import write_file
 from fedloom.spaces.base import ImageShape
 from fedloom.supernets import elastic
 from fedloom.supernets.base import make_supernet
-from fedloom.training.local import Pixels, Trainer, one_of
+from fedloom.training.local import Trainer, one_of
+from fedloom.training.pixels import Pixels
 from fedloom.training.scoring import Scorer
 
 RESULT = Path(__file__).parent / "results" / "moments-cpu.json"

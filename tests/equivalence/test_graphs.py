@@ -15,7 +15,8 @@ from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, Weights, make_supernet
 from fedloom.training import graphs
-from fedloom.training.local import Pixels, Trainer, one_of
+from fedloom.training.local import Trainer, one_of
+from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer
 

@@ -30,6 +30,7 @@ from fedloom.files import read_arrays, read_plain, write_file
 from fedloom.maths.gain import personal_gains
 from fedloom.models.personal import load_model
 from fedloom.supernets.base import Weights
+from fedloom.training.local import NetworkJob
 from fedloom.training.recipe import falling
 
 SCHEMA, EPOCHS, STARTS = "fedloom.gain/1", 30, ("personal", "shared")
@@ -140,7 +141,7 @@ class Gain:
         look(network.weights)
         rates = [falling(self.rate, epoch / self.epochs, "cosine") for epoch in range(self.epochs)]
         draw = rng(self.run.settings.seed, "gain", client)
-        tools.trainer.train_network(network.weights, network.architecture, data.train, rates, draw, after_epoch=look)
+        tools.trainer.watch_network(NetworkJob(network.weights, network.architecture, data.train, rates, draw), look)
         return best[0][1]
 
 

@@ -23,7 +23,7 @@ from fedloom.spaces.base import ImageShape
 from fedloom.spaces.budget import bounded
 from fedloom.supernets.base import Weights, make_supernet
 from fedloom.training.latency import measure_latency
-from fedloom.training.local import Pixels
+from fedloom.training.pixels import Pixels
 from fedloom.training.tools import Tools
 
 
@@ -50,7 +50,9 @@ def build(settings: Settings, dataset: Dataset, device: torch.device, weights: P
 
 
 def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> Tools:
-    image = _image_shape(dataset)
+    image, training = _image_shape(dataset), settings.training
+    if settings.engine == "inline" and settings.components["inline"].reference:
+        training = replace(training, execution="reference")
     for name in ("crop", "cutout"):
         pixels = getattr(settings.training, name)
         if pixels >= image.size:
@@ -60,7 +62,7 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
     return Tools(
         space=bounded(supernet.space, settings.budget, settings.training.batch, latency_ms),
         supernet=supernet,
-        training=settings.training,
+        training=training,
         pixels=Pixels(dataset.mean, dataset.std),
         participants=settings.participants,
         rounds=settings.rounds,

@@ -195,7 +195,8 @@ def run_facts(settings: Settings, dataset: str, built: Built, device: torch.devi
 def _linked(settings: Settings, built: Built, federation: Federation, records: ClientRecords, watcher: Watcher) -> Iterator[Link]:
     """The engine's way to reach clients."""
     if settings.engine == "inline":
-        yield InlineLink(built.method, federation.names, federation.data_of, records, watcher.stage)
+        at_once = settings.components["inline"].at_once(built.tools.device.type == "cuda")
+        yield InlineLink(built.method, federation.names, federation.data_of, records, watcher.stage, at_once)
         return
     start = {name: tensor.numpy() for name, tensor in built.tools.start.items()}
     begin = partial(simulation, to_toml(settings), federation.split.to_arrays(), start)

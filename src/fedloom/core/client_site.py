@@ -48,21 +48,21 @@ class ClientMemory:
 
 
 class Stopwatch:
-    """Seconds by stage. Measures; never decides. entered: told of every stage that begins."""
+    """Seconds by stage. Measures; never decides. entered: told of every stage that begins; now: the clock."""
 
-    def __init__(self, entered: Callable[[str], None] | None = None) -> None:
+    def __init__(self, entered: Callable[[str], None] | None = None, now: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
-        self._entered = entered
+        self._entered, self._now = entered, now
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         if self._entered:
             self._entered(stage)
-        start = time.perf_counter()
+        start = self._now()
         try:
             yield
         finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + self._now() - start
 
 
 @dataclass(frozen=True)

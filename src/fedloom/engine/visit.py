@@ -15,6 +15,7 @@ from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, payl
 from fedloom.core.method import Answer, Method
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.store import Store
+from fedloom.training.together import own_seconds
 
 NONE: Mapping[str, Hardware] = {}
 Simulation = tuple[Method[Any], Callable[[str], ClientData]]  # the client half of a run: the method, and a client's data by name
@@ -36,7 +37,7 @@ def visit(
     entered: Callable[[str], None] | None = None,
 ) -> Visited:
     """entered: told of every stage that begins."""
-    site = ClientSite(instruction.client, data, memory, Stopwatch(entered), hardware)
+    site = ClientSite(instruction.client, data, memory, Stopwatch(entered, own_seconds), hardware)
     who = f"{instruction.client}, round {instruction.round}"
     try:
         answer = method.answer(instruction, site)

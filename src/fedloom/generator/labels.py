@@ -100,7 +100,7 @@ def train_proxy_supernet(
         with half_precision(settings.half, examples.images):
             trained = trainer.train_supernet(weights, subnets, examples, [rate], rng(seed, "supernet", epoch))
         weights = trained.weights
-        yield epoch + 1, trained.weights
+        yield epoch + 1, dict(trained.weights)
 
 
 def score_architectures(

@@ -26,7 +26,7 @@ from fedloom.generator.conditions import CONDITIONS, taken
 from fedloom.generator.features import FeatureExtractor
 from fedloom.generator.task_encoder import PER_CLASS, Grouped
 from fedloom.spaces.base import ImageShape
-from fedloom.training.local import Pixels
+from fedloom.training.pixels import Pixels
 
 Subset = npt.NDArray[np.int64]  # class numbers
 

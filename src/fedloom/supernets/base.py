@@ -74,6 +74,10 @@ class Supernet(ABC, Generic[Space]):
         """The weights of the stand-alone network, from the supernet's; names and shapes are those of ``network``."""
         return {name: tensor.clone() for name, tensor in self.take(weights, architecture).items()}
 
+    def embedding(self, architecture: Architecture) -> tuple[Mapping[str, Region], tuple[int, ...]]:
+        """Where the weights of a plain network lie in the supernet's, and the choices by which ``masked`` then computes that network."""
+        return self.regions(architecture), architecture.choices
+
     def network(self, architecture: Architecture) -> nn.Module:
         """The stand-alone network as plain torch modules, freshly initialised. Default: a module that holds its parameters
         and statistics by name and computes ``forward``."""

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
 from fedloom.spaces.base import round_to_eight
-from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, STAGES, Block, MobileNetV3, MobileNetV3Settings
+from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, KERNELS, STAGES, Block, MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
 from fedloom.supernets.elastic import Statistics, below, centre, elastic_kernel, masked_kernel, pick
 from fedloom.supernets.inverted import PlainBranch, PlainNetwork, run_branch, run_network
 
 WHOLE = slice(None)
+MATRICES = (".to_five", ".to_three")  # make a smaller kernel of a larger one
 
 
 @SUPERNETS.add("mobilenetv3", MobileNetV3Settings, "nested once-for-all weights with learned kernel transformations")
@@ -119,8 +120,18 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         taken = self.take(weights, architecture)
         kernels = {f"{b.name}.depth.conv.weight": _depth_kernel(taken, b) for b in self.space.outline(architecture).blocks}
-        matrices = (".to_five", ".to_three")
-        return {name: kernels.get(name, tensor).clone() for name, tensor in taken.items() if not name.endswith(matrices)}
+        return {name: kernels.get(name, tensor).clone() for name, tensor in taken.items() if not name.endswith(MATRICES)}
+
+    def embedding(self, architecture: Architecture) -> tuple[Mapping[str, Region], tuple[int, ...]]:
+        """A plain kernel lies in the middle of a 7x7 one, which needs no transformation."""
+        regions = dict(self.regions(architecture))
+        for block in self.space.outline(architecture).blocks:
+            name, side = f"{block.name}.depth.conv.weight", centre(7, block.kernel)
+            if block.expands:
+                regions[name] = (*regions[name][:2], side, side)
+        regions = {name: region for name, region in regions.items() if not name.endswith(MATRICES)}
+        kernels = STAGES * BLOCKS
+        return regions, (*[KERNELS.index(7)] * kernels, *architecture.choices[kernels:])
 
     def network(self, architecture: Architecture) -> nn.Module:
         outline, settings = self.space.outline(architecture), self.space.settings

@@ -21,7 +21,8 @@ from fedloom.supernets.elastic import Statistics
 from fedloom.testing.nets import CLOSE, images_of, mask, masks, measured, weights_of
 from fedloom.testing.spaces import Given, needs_masks
 from fedloom.training import scoring
-from fedloom.training.local import Draw, Pixels, Trainer, one_of
+from fedloom.training.local import Draw, Trainer, one_of
+from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer
 

@@ -28,11 +28,12 @@ class WeightsInTraining:
     graph reads and writes fixed addresses. Graphs share memory: they never run at the same time, and leave nothing in it.
     """
 
-    def __init__(self, weights: Weights, decay: float) -> None:
-        self.weights = Packed.of(weights)
-        self.momenta = torch.zeros_like(self.weights.flat)
+    def __init__(self, weights: Packed, decay: float) -> None:
+        self.weights = weights
+        self.momenta = torch.zeros_like(weights.flat)
         # (entries,) no decay for biases and normalisation
-        self.decay = flattened(torch.full_like(tensor, decay if tensor.ndim > 1 else 0.0) for tensor in weights.values())
+        by_name = (torch.full(shape, decay if len(shape) > 1 else 0.0, dtype=weights.flat.dtype) for shape in weights.shapes.values())
+        self.decay = flattened(by_name).to(weights.flat.device)
         self._calls: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Callable[..., None]]] = {}
         self._memory = torch.cuda.graph_pool_handle() if self.weights.flat.is_cuda else None
@@ -40,14 +41,11 @@ class WeightsInTraining:
     @cached_property
     def total(self) -> Packed:
         """Room for the sum of several gradients."""
-        return Packed.zeros(
-            {name: view.shape for name, view in self.weights.views.items()}, self.weights.flat.dtype, self.weights.flat.device
-        )
+        return Packed.zeros(self.weights.shapes, self.weights.flat.dtype, self.weights.flat.device)
 
     def load(self, weights: Weights) -> None:
         """Start again from these weights."""
-        for name, view in self.weights.views.items():
-            view.copy_(weights[name])
+        self.weights.load(weights)
         self.momenta.zero_()
 
     def run(self, step: Callable[..., None], key: Hashable, *inputs: Input) -> None:

@@ -16,50 +16,55 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import Examples
 from fedloom.core.server_site import ServerImages
-from fedloom.data.augment import Augmentation, augment, normalise
+from fedloom.data.augment import Augmentation, augment
 from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.spaces.base import SearchSpace
-from fedloom.supernets.base import Supernet, Weights
+from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.packed import Packed, flattened, sgd
+from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
+from fedloom.training.stacked import Loss, Stacks, SubnetStep, stacked, trains_masked
+from fedloom.training.together import together
 
 LESSON = 1000  # images that a teacher sees at once
-KEPT_MASKS = 16  # architectures whose trained entries are remembered, a byte each
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """How a data set's pixels become numbers."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def normalise(self, images: Tensor) -> Tensor:
-        # Channels last: convolutions on a CPU take half the time.
-        return normalise(images, self.mean, self.std).contiguous(memory_format=torch.channels_last)
+KEPT_MASKS = 100  # architectures whose trained entries are remembered, a byte each
 
 
 @dataclass(frozen=True)
 class Trained:
     """New weights, how many steps trained each architecture, and the forward multiply-accumulates spent."""
 
-    weights: dict[str, Tensor]
+    weights: Weights
     steps: Counter[Architecture]
     macs: int
 
 
 Draw = Callable[[np.random.Generator], Sequence[Architecture]]  # the subnets that one step trains together
 
-Loss = Callable[..., Tensor]  # (n, classes) logits, (n,) labels, label_smoothing=… -> their loss
 Teacher = Callable[[Tensor], Tensor]  # normalised images -> (n, classes) logits to learn from
 
-Turn = tuple[Sequence[Architecture], Tensor, Tensor, float]  # subnets, images, labels, rate of one step
+
+@dataclass(frozen=True)
+class NetworkJob:
+    """Train a plain network, all of its entries; one learning rate per epoch."""
+
+    plain: Weights
+    architecture: Architecture
+    examples: Examples
+    rates: Sequence[float]
+    rng: np.random.Generator
 
 
-def trains_masked(supernet: Supernet[Any], settings: TrainingSettings, device: torch.device) -> bool:
-    """Whether training runs masked; ``auto`` slices on a CPU."""
-    return settings.execution == "masked" or (settings.execution == "auto" and device.type == "cuda" and supernet.masks_pay)
+@dataclass(frozen=True)
+class SupernetJob:
+    """Train a supernet: each step draws subnets, sums their gradients on one batch and moves their regions only."""
+
+    weights: Weights
+    draw: Draw
+    examples: Examples
+    rates: Sequence[float]
+    rng: np.random.Generator
 
 
 def one_of(archive: Sequence[Architecture]) -> Draw:
@@ -82,111 +87,112 @@ def gradients(weights: Weights, loss: Callable[[Weights], Tensor]) -> list[Tenso
 
 class Trainer:
     """Trains weights on examples. ``train_network`` moves a plain network, ``train_supernet`` the regions of drawn subnets, ``distil``
-    the same on images without labels."""
+    the same on images without labels. What several clients ask for together trains in stacks (``training/stacked.py``)."""
 
     def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels, loss: Loss = F.cross_entropy) -> None:
         self.supernet, self.settings, self.pixels, self.loss = supernet, settings, pixels, loss
         self.augmentation = Augmentation(settings.crop, settings.flip, settings.cutout)
         self._in_training: dict[str, tuple[Hashable, WeightsInTraining]] = {}  # the last one for a network and for the supernet
         self._masks: dict[tuple[Architecture, ...], Tensor] = {}
+        self._marks: dict[Hashable, Tensor] = {}
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        return Stacks(self.supernet, self.settings, self.pixels, self.loss)
 
     def train_network(
-        self,
-        plain: Weights,
-        architecture: Architecture,
-        examples: Examples,
-        rates: Sequence[float],
-        rng: np.random.Generator,
-        after_epoch: Callable[[Weights], None] | None = None,
+        self, plain: Weights, architecture: Architecture, examples: Examples, rates: Sequence[float], rng: np.random.Generator
     ) -> Trained:
-        """One learning rate per epoch. Every entry of ``plain`` is trained. after_epoch: sees the weights, which move on afterwards."""
-        batch, steps = self._batch(examples), len(rates) * self._steps(examples)
-        self._in_training.pop("supernet", None)  # networks are trained alone before or after a search, not between its steps
-        place = self._weights_in_training("network", plain, architecture)
-        for step, (images, labels, rate) in enumerate(self.batches(examples, rates, rng), 1):
-            place.run(partial(self._network_step, architecture), batch, images, labels, rate)
-            if after_epoch and step % self._steps(examples) == 0:
-                after_epoch(place.weights.views)
-        return self._trained(place.weights.unpacked(), Counter({architecture: steps}), batch)
+        """One learning rate per epoch. Every entry of ``plain`` is trained."""
+        return self.train_networks([NetworkJob(plain, architecture, examples, rates, rng)])[0]
 
-    def _network_step(
-        self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor | float
-    ) -> None:
-        gradient = flattened(self._gradients(place.weights.views, architecture, images, labels))
-        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, None)
+    def train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
+        """Several networks of one client, and those that other clients ask for together with it."""
+        return together(self._train_networks, jobs)
 
     def train_supernet(self, weights: Weights, draw: Draw, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Trained:
         """Each step draws subnets, sums their gradients on one batch and moves their regions only: momentum and decay do not
         touch other entries."""
-        steps: Counter[Architecture] = Counter()
+        return together(self._train_supernets, [SupernetJob(weights, draw, examples, rates, rng)])[0]
 
-        def turns() -> Iterator[Turn]:
-            for images, labels, rate in self.batches(examples, rates, rng):
-                drawn = draw(rng)
-                steps.update(drawn)
-                yield drawn, images, labels, rate
+    # -- fixed networks ---------------------------------------------------------
+    def _train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
+        if not jobs or not stacked(self.settings, jobs[0].examples.labels.device):
+            return [self.watch_network(job) for job in jobs]
+        courses = [self.batches(job.examples, job.rates, job.rng) for job in jobs]
+        weights = self.stacks.networks([(job.architecture, job.plain) for job in jobs], courses)
+        return [self._trained_network(job, own) for job, own in zip(jobs, weights, strict=True)]
 
-        masked = trains_masked(self.supernet, self.settings, examples.labels.device)
-        train = self._train_masked if masked else self._train_sliced
-        return self._trained(train(weights, turns()), steps, self._batch(examples))
+    def watch_network(self, job: NetworkJob, after_epoch: Callable[[Weights], None] | None = None) -> Trained:
+        """Train a network alone. after_epoch: sees the weights, which move on afterwards."""
+        place = self._weights_in_training("network", job.plain, job.architecture)
+        step, batch = partial(self._network_step, job.architecture), self._batch(job.examples)
+        for number, (images, labels, rate) in enumerate(self.batches(job.examples, job.rates, job.rng), 1):
+            place.run(step, batch, images, labels, rate)
+            if after_epoch and number % self._steps(job.examples) == 0:
+                after_epoch(place.weights)
+        return self._trained_network(job, place.weights.copy())
 
-    def _train_sliced(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
-        place, take = self._supernet_in_training(weights), self.supernet.take
-        for drawn, images, labels, rate in turns:
+    def _trained_network(self, job: NetworkJob, weights: Weights) -> Trained:
+        steps = len(job.rates) * self._steps(job.examples)
+        return self._trained(weights, Counter({job.architecture: steps}), self._batch(job.examples))
+
+    def _network_step(
+        self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor | float
+    ) -> None:
+        gradient = flattened(self._gradients(place.weights, architecture, images, labels))
+        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, None)
+
+    # -- supernets -----------------------------------------------------------------
+    def _train_supernets(self, jobs: Sequence[SupernetJob]) -> list[Trained]:
+        drawn: list[Counter[Architecture]] = [Counter() for _ in jobs]
+
+        def course(job: SupernetJob, steps: Counter[Architecture]) -> Iterator[SubnetStep]:
+            for images, labels, rate in self.batches(job.examples, job.rates, job.rng):
+                subnets = job.draw(job.rng)
+                steps.update(subnets)
+                yield images, labels, rate, subnets, self._mask(subnets, labels.device)
+
+        courses = [course(job, steps) for job, steps in zip(jobs, drawn, strict=True)]
+        starts = [_in_order(job.weights, self.supernet.shapes) for job in jobs]
+        if jobs and trains_masked(self.supernet, self.settings, jobs[0].examples.labels.device):
+            weights = self.stacks.supernets(starts, courses)
+        else:
+            weights = [self._train_sliced(start, steps) for start, steps in zip(starts, courses, strict=True)]
+        return [self._trained(own, steps, self._batch(job.examples)) for job, own, steps in zip(jobs, weights, drawn, strict=True)]
+
+    def _train_sliced(self, weights: Weights, course: Iterator[SubnetStep]) -> Weights:
+        place, take = self._weights_in_training("supernet", weights), self.supernet.take
+        for images, labels, rate, drawn, mask in course:
             place.total.flat.zero_()
             for architecture in drawn:
-                gradients = self._gradients(take(place.weights.views, architecture), architecture, images, labels)
-                torch._foreach_add_(list(take(place.total.views, architecture).values()), gradients)
-            mask = self._mask(drawn, labels.device)
+                gradients = self._gradients(take(place.weights, architecture), architecture, images, labels)
+                torch._foreach_add_(list(take(place.total, architecture).values()), gradients)
             sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)
-        return place.weights.unpacked()
-
-    def _train_masked(self, weights: Weights, turns: Iterator[Turn]) -> dict[str, Tensor]:
-        """The same at static shapes: on a GPU one captured step serves every architecture, because the architecture is an input."""
-        place = self._supernet_in_training(weights)
-        for drawn, images, labels, rate in turns:
-            sizes = self.supernet.space.input_sizes([architecture.choices for architecture in drawn])
-            order = sorted(range(len(drawn)), key=sizes.__getitem__)  # so that few different shapes need capturing
-            ordered = tuple(sizes[index] for index in order)
-            genes = torch.tensor([drawn[index].choices for index in order]).to(labels.device)
-            key = (len(labels), ordered)
-            place.run(partial(self._masked_step, ordered), key, images, labels, rate, genes, self._mask(drawn, labels.device))
-        return place.weights.unpacked()
-
-    def _masked_step(
-        self,
-        sizes: Sequence[int],
-        place: WeightsInTraining,
-        images: Tensor,
-        labels: Tensor,
-        rate: Tensor | float,
-        genes: Tensor,
-        mask: Tensor,
-    ) -> None:
-        gradient = flattened(self._masked_gradients(place.weights.views, genes, sizes, images, labels))
-        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
+        return place.weights.copy()
 
     def distil(
         self, weights: Weights, teacher: Teacher, draw: Draw, images: ServerImages, rates: Sequence[float], rng: np.random.Generator
-    ) -> dict[str, Tensor]:
+    ) -> Weights:
         """Supernet weights from a teacher's logits alone. Of the subnets that a step draws the first learns from the teacher, the others
         from what the first says before the step (in-place distillation, Yu et al., ECCV 2020); their gradients are summed."""
-        place, take, device = self._supernet_in_training(weights), self.supernet.take, images.images.device
+        place, take = self._weights_in_training("supernet", _in_order(weights, self.supernet.shapes)), self.supernet.take
+        device = images.images.device
         for seen, _, rate in self._epochs(images.images, rates, rng):
             lessons = torch.cat([teacher(self.pixels.normalise(some)) for some in seen.split(LESSON)])
             for part in self._parts(images):
                 lesson, drawn, pixels = lessons[part], draw(rng), self.pixels.normalise(seen[part])
                 place.total.flat.zero_()
                 for number, architecture in enumerate(drawn):
-                    own = take(place.weights.views, architecture)
+                    own = take(place.weights, architecture)
                     leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
                     logits = self.supernet.forward(pixels, leaves, architecture)
                     gradients = torch.autograd.grad(soft_cross_entropy(logits, lesson), list(leaves.values()), materialize_grads=True)
-                    torch._foreach_add_(list(take(place.total.views, architecture).values()), list(gradients))
+                    torch._foreach_add_(list(take(place.total, architecture).values()), list(gradients))
                     lesson = lesson if number else logits.detach()
                 mask = self._mask(drawn, device)
                 sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)
-        return place.weights.unpacked()
+        return place.weights.copy()
 
     # -- one step -----------------------------------------------------------
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -197,31 +203,28 @@ class Trainer:
         pixels = self.pixels.normalise(images)
         return gradients(weights, lambda leaves: self._loss(self.supernet.forward(pixels, leaves, architecture), labels))
 
-    def _masked_gradients(self, weights: Weights, genes: Tensor, sizes: Sequence[int], images: Tensor, labels: Tensor) -> list[Tensor]:
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
-        logits = self.supernet.forward_many(self.pixels.normalise(images), leaves, genes, sizes=sizes)  # (subnets, n, classes)
-        loss = self._loss(logits.flatten(0, 1), labels.repeat(len(genes))) * len(genes)
-        return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
-
     def _mask(self, drawn: Sequence[Architecture], device: torch.device) -> Tensor:
-        """Which entries these architectures train, packed. Those of one architecture are remembered: an archive comes back."""
+        """(entries,) which of them these architectures train, packed. Those of one architecture are remembered: an archive comes back."""
         key = tuple(drawn)
         if key in self._masks:
             return self._masks[key]
-        self._marks.flat.zero_()
-        for architecture in drawn:
-            for part in self.supernet.take(self._marks.views, architecture).values():
-                part.fill_(True)
-        mask = self._marks.flat.to(device, copy=True)
-        if len(drawn) == 1:
-            if len(self._masks) >= KEPT_MASKS:
-                self._masks.pop(next(iter(self._masks)))
-            self._masks[key] = mask
-        return mask
+        if len(drawn) > 1:
+            return torch.stack([self._mask([architecture], device) for architecture in drawn]).any(0)
+        if len(self._masks) >= KEPT_MASKS:
+            self._masks.pop(next(iter(self._masks)))
+        regions = self.supernet.regions(drawn[0])
+        self._masks[key] = torch.cat([self._marked(name, regions.get(name), device) for name in self.supernet.shapes])
+        return self._masks[key]
 
-    @cached_property
-    def _marks(self) -> Packed:
-        return Packed.zeros(self.supernet.shapes, torch.bool, torch.device("cpu"))
+    def _marked(self, name: str, region: Region | None, device: torch.device) -> Tensor:
+        """A parameter's part of a mask. Few regions occur, however many the architectures."""
+        key = (name, None if region is None else tuple((part.start, part.stop) for part in region), device)
+        if key not in self._marks:
+            marks = torch.zeros(self.supernet.shapes[name], dtype=torch.bool)
+            if region is not None:
+                marks[region] = True
+            self._marks[key] = flattened([marks]).to(device)
+        return self._marks[key]
 
     # -- batches --------------------------------------------------------------
     def _batch(self, examples: Sized) -> int:
@@ -247,13 +250,9 @@ class Trainer:
         batch = self._batch(examples)
         return [slice(start, start + batch) for start in range(0, self._steps(examples) * batch, batch)]
 
-    def _trained(self, weights: dict[str, Tensor], steps: Counter[Architecture], batch: int) -> Trained:
+    def _trained(self, weights: Weights, steps: Counter[Architecture], batch: int) -> Trained:
         macs = sum(self.supernet.space.cost(architecture).macs * times * batch for architecture, times in steps.items())
         return Trained(weights, steps, macs)
-
-    # -- where packed weights train --------------------------------------------
-    def _supernet_in_training(self, weights: Weights) -> WeightsInTraining:
-        return self._weights_in_training("supernet", {name: weights[name] for name in self.supernet.shapes})  # in the order of masks
 
     def _weights_in_training(self, kind: str, weights: Weights, *what: Hashable) -> WeightsInTraining:
         """The last packed weights of this kind if they were for the same network: their captured steps can be used again."""
@@ -261,7 +260,12 @@ class Trainer:
         known = self._in_training.get(kind)
         if known is None or known[0] != key:
             self._in_training.pop(kind, None)  # frees its memory before the next one
-            self._in_training[kind] = (key, WeightsInTraining(weights, self.settings.weight_decay))
+            self._in_training[kind] = (key, WeightsInTraining(Packed.of(weights), self.settings.weight_decay))
         place = self._in_training[kind][1]
         place.load(weights)
         return place
+
+
+def _in_order(weights: Weights, names: Iterable[str]) -> Weights:
+    """The same in the order of masks; packed weights that have it stay packed."""
+    return weights if list(weights) == list(names) else {name: weights[name] for name in names}

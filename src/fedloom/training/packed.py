@@ -1,62 +1,102 @@
-"""All weights of a network in one vector: a training step then moves them with a handful of kernels instead of hundreds."""
+"""All weights of a network in one vector: a training step then moves them with a handful of kernels instead of hundreds.
+
+Several networks of one shape are stacked: a row each.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedloom.supernets.base import Weights
 
+Shapes = Mapping[str, Sequence[int]]
 
-@dataclass(frozen=True)
-class Packed:
-    """``views`` are the weights by name, each a part of ``flat``."""
 
-    flat: Tensor
-    views: dict[str, Tensor]
+class Packed(Mapping[str, Tensor]):
+    """Weights by name, each a part of ``flat``: (entries,), or (networks, entries) where several are stacked."""
+
+    def __init__(self, flat: Tensor, shapes: Shapes) -> None:
+        self.flat, self.shapes = flat, {name: tuple(shape) for name, shape in shapes.items()}
+        self.views = _views(flat, self.shapes)
 
     @classmethod
     def of(cls, weights: Weights) -> Packed:
         """A copy."""
-        return cls(flat := flattened(weights.values()), _views(flat, {name: tensor.shape for name, tensor in weights.items()}))
+        if isinstance(weights, Packed):
+            return weights.copy()
+        return cls(flattened(weights.values()), {name: tensor.shape for name, tensor in weights.items()})
 
     @classmethod
-    def zeros(cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, device: torch.device) -> Packed:
-        """Room for weights of these shapes."""
-        flat = torch.zeros(sum(_padded(math.prod(shape)) for shape in shapes.values()), dtype=dtype, device=device)
-        return cls(flat, _views(flat, shapes))
+    def stack(cls, networks: Sequence[Weights]) -> Packed:
+        """Copies of networks that have the same names and shapes, (networks, entries)."""
+        rows = [weights if isinstance(weights, Packed) else Packed.of(weights) for weights in networks]
+        return cls(torch.stack([row.flat for row in rows]), rows[0].shapes)
 
-    def unpacked(self) -> dict[str, Tensor]:
-        """A copy of each weight, free of the vector."""
-        return {name: view.clone() for name, view in self.views.items()}
+    @classmethod
+    def zeros(cls, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> Packed:
+        """Room for weights of these shapes."""
+        return cls(torch.zeros(sum(padded(math.prod(shape)) for shape in shapes.values()), dtype=dtype, device=device), shapes)
+
+    def copy(self) -> Packed:
+        return Packed(self.flat.clone(), self.shapes)
+
+    def row(self, number: int) -> Packed:
+        """A copy of one network of a stack."""
+        return Packed(self.flat[number].clone(), self.shapes)
+
+    def to(self, dtype: torch.dtype) -> Packed:
+        """The same in another precision; itself in its own."""
+        return self if dtype == self.flat.dtype else Packed(self.flat.to(dtype), self.shapes)
+
+    def load(self, weights: Weights) -> None:
+        if isinstance(weights, Packed) and weights.layout == self.layout:
+            self.flat.copy_(weights.flat)
+        else:
+            for name, view in self.views.items():
+                view.copy_(weights[name])
+
+    @property
+    def layout(self) -> list[tuple[str, tuple[int, ...]]]:
+        """What lies where."""
+        return list(self.shapes.items())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.views)
+
+    def __len__(self) -> int:
+        return len(self.views)
 
 
 ALIGNED = 8  # entries: GPU kernels read weights in words of 16 bytes and fail on addresses in between
 
 
-def _padded(entries: int) -> int:
+def padded(entries: int) -> int:
     return -(-entries // ALIGNED) * ALIGNED
 
 
-def _views(flat: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+def _views(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    parts = flat.split([_padded(size) for size in sizes.values()])
-    return {name: part[: sizes[name]].view(tuple(shapes[name])) for name, part in zip(sizes, parts, strict=True)}
+    parts = flat.split([padded(size) for size in sizes.values()], dim=-1)
+    return {name: part[..., : sizes[name]].view(*flat.shape[:-1], *shapes[name]) for name, part in zip(sizes, parts, strict=True)}
 
 
-def flattened(tensors: Iterable[Tensor]) -> Tensor:
-    """One vector of all entries; each tensor starts at an aligned place, with zeros in the gaps."""
+def flattened(tensors: Iterable[Tensor], stacked: bool = False) -> Tensor:
+    """One vector of all entries; each tensor starts at an aligned place, with zeros in the gaps. stacked: a row per network."""
     parts = []
     for tensor in tensors:
-        parts.append(tensor.detach().reshape(-1))
-        gap = _padded(tensor.numel()) - tensor.numel()
+        part = tensor.detach().flatten(1 if stacked else 0)
+        parts.append(part)
+        gap = padded(part.shape[-1]) - part.shape[-1]
         if gap:
-            parts.append(tensor.new_zeros(gap))
-    return torch.cat(parts)
+            parts.append(part.new_zeros(*part.shape[:-1], gap))
+    return torch.cat(parts, -1)
 
 
 def sgd(

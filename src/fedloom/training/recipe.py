@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from fedloom.core.settings import setting
 
 
@@ -24,8 +27,21 @@ class TrainingSettings:
     finetune_epochs: int = setting(10, "epochs of local fine-tuning at the end; 0: off", low=0)
     finetune_rates: tuple[float, ...] = setting((0.02, 0.005, 0.001), "rates to try for fine-tuning; validation data choose", low=0)
     execution: str = setting(
-        "auto", "how subnets run: sliced, masked (static shapes), or auto: masked if faster on a GPU", choices=("auto", "sliced", "masked")
+        "auto",
+        "how networks run: sliced, masked (static shapes), auto: the faster; reference: sliced, one at a time, nothing reused",
+        choices=("auto", "sliced", "masked", "reference"),
     )
+    precision: str = setting(
+        "auto",
+        "of activations: full (float32), half (bfloat16; weights, moments and sums stay float32), or auto: half on a GPU",
+        choices=("auto", "full", "half"),
+    )
+
+
+def computing(settings: TrainingSettings, weights: Tensor) -> torch.dtype:
+    """The precision of activations."""
+    half = settings.precision == "half" or (settings.precision == "auto" and weights.is_cuda and settings.execution != "reference")
+    return torch.bfloat16 if half else weights.dtype
 
 
 def falling(rate: float, done: float, schedule: str) -> float:

@@ -16,7 +16,8 @@ from fedloom.core.server_site import ServerImages
 from fedloom.maths.distillation import ensemble
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
-from fedloom.training.local import Pixels, Teacher
+from fedloom.training.local import Teacher
+from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
 
 CHUNK = 1000  # images per forward pass when statistics are known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,9 +22,11 @@ from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import Statistics
-from fedloom.training.local import Pixels, Trainer
+from fedloom.training.local import NetworkJob, Trainer
+from fedloom.training.packed import Packed
+from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, falling
-from fedloom.training.scoring import Score, Scorer
+from fedloom.training.scoring import Scorer
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Tools:
     device: torch.device
     start: Weights = field(default_factory=dict)  # what takes the place of random initial weights, by name
     server: ServerImages | None = None
+    _sent: dict[str, tuple[Arrays, Weights]] = field(default_factory=dict, repr=False, compare=False)  # the last arrays, on the device
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -51,15 +54,27 @@ class Tools:
         return Scorer(self.supernet, self.training, self.pixels)
 
     # -- messages and tensors --------------------------------------------------
-    def tensors(self, arrays: Arrays) -> dict[str, Tensor]:
-        return {name: torch.tensor(array, device=self.device) for name, array in arrays.items()}
+    def tensors(self, arrays: Arrays) -> Weights:
+        """On the device. All clients of a round receive the same arrays, which are frozen: they are sent there once."""
+        known = self._sent.get("arrays")
+        if known is None or known[0] is not arrays:
+            sent: Weights = {name: torch.tensor(array) for name, array in arrays.items()}
+            if self.device.type != "cpu":  # in one piece
+                packed = Packed.of(sent)
+                sent = Packed(packed.flat.to(self.device), packed.shapes)
+            known = self._sent["arrays"] = (arrays, sent)
+        return known[1]
 
     @staticmethod
     def arrays(weights: Weights) -> dict[str, Any]:
+        if isinstance(weights, Packed):  # leaves the device in one piece
+            weights = Packed(weights.flat.cpu(), weights.shapes)
         return {name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}
 
     def update(self, trained: Weights, received: Weights) -> dict[str, Any]:
         """What training changed."""
+        if isinstance(trained, Packed) and isinstance(received, Packed) and trained.layout == received.layout:
+            return self.arrays(Packed(trained.flat - received.flat, trained.shapes))
         return self.arrays({name: tensor - received[name] for name, tensor in trained.items()})
 
     def initial_supernet(self, seed: int) -> dict[str, Any]:
@@ -125,19 +140,15 @@ class Tools:
     def personalise(self, site: ClientSite, architecture: Architecture, plain: Weights, seed: int) -> tuple[PersonalModel, Diary]:
         """Fine-tune a network on its client's data at each rate, keep the best on the selecting examples (also without), test it once."""
         data, settings = site.data, self.training
-        macs = 0
-        tuned: list[tuple[Score, Mapping[str, Tensor]]] = []
         with site.clock("finetune"):
-            for rate in (0.0, *settings.finetune_rates) if settings.finetune_epochs else (0.0,):
-                weights: Mapping[str, Tensor] = plain
-                if rate:
-                    rates = [falling(rate, epoch / settings.finetune_epochs, "cosine") for epoch in range(settings.finetune_epochs)]
-                    trained = self.trainer.train_network(plain, architecture, data.train, rates, rng(seed, "finetune"))
-                    weights, macs = trained.weights, macs + trained.macs
-                statistics = self.scorer.calibrate(weights, architecture, data.train)
-                tuned.append((self.scorer.score_network(weights, architecture, statistics, self.selecting(data)), weights))
-        _, weights = min(tuned, key=lambda pair: pair[0].rank)
-        return self.keep(site, architecture, weights, macs)
+            epochs = settings.finetune_epochs
+            courses = [[falling(rate, epoch / epochs, "cosine") for epoch in range(epochs)] for rate in settings.finetune_rates if epochs]
+            jobs = [NetworkJob(plain, architecture, data.train, rates, rng(seed, "finetune")) for rates in courses]
+            trained = self.trainer.train_networks(jobs)
+            tuned = [plain, *(one.weights for one in trained)]
+            scores = self.scorer.score_networks([(weights, architecture, data.train, (self.selecting(data),)) for weights in tuned])
+        best = min(range(len(tuned)), key=lambda number: scores[number].scores[0].rank)
+        return self.keep(site, architecture, tuned[best], sum(one.macs for one in trained))
 
     def keep(self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int) -> tuple[PersonalModel, Diary]:
         """A trained network as the client's personal model, with its accuracies."""
@@ -153,9 +164,8 @@ class Tools:
         """What a network achieves at its client, for the client's diary, and the statistics it was tested with."""
         data = site.data
         with site.clock("test"):
-            statistics = self.scorer.calibrate(plain, architecture, data.train)
-            validation = self.scorer.score_network(plain, architecture, statistics, data.validation)
-            test = self.scorer.score_network(plain, architecture, statistics, data.test)
+            (measured,) = self.scorer.score_networks([(plain, architecture, data.train, (data.validation, data.test))])
+            validation, test = measured.scores
         stored = sum(tensor.numel() for tensor in plain.values())
         diary = Diary(
             architecture=architecture.id,
@@ -164,4 +174,4 @@ class Tools:
             trained_macs=macs,
             peak_memory_mb=self.training_memory_mb(architecture, stored, len(data.train)),
         )
-        return diary, statistics
+        return diary, measured.statistics

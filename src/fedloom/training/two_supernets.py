@@ -14,7 +14,7 @@ from fedloom.maths.relaxation import Table, mixed_level_step, softmax
 from fedloom.supernets.base import Weights
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.mixtures import Mixtures
-from fedloom.training.packed import flattened, sgd
+from fedloom.training.packed import Packed, flattened, sgd
 
 Draws = tuple[np.random.Generator, np.random.Generator]  # for the order of training and of validation images
 
@@ -52,7 +52,7 @@ class TwoSupernets:
         rates: one per epoch. Only alphas learn from validation images."""
         mixtures, tools = self.mixtures, self.mixtures.tools
         momentum = tools.training.momentum
-        shared, local = (WeightsInTraining(weights, tools.training.weight_decay) for weights in (received, own.weights))
+        shared, local = (WeightsInTraining(Packed.of(weights), tools.training.weight_decay) for weights in (received, own.weights))
         anchor, moving = flattened(received.values()), mixtures.moving(own.kept, received)
         held_out = tools.trainer.batches(validation, repeat(0.0), draws[1])  # without end
         seen = seen_held_out = 0
@@ -76,4 +76,4 @@ class TwoSupernets:
             sgd(local.weights.flat, local.momenta, gradient, local.decay, momentum, rate, moving)
             seen += len(labels)
         macs = seen * mixtures.macs(mixtures.offered) + (seen + seen_held_out) * mixtures.macs(own.kept)
-        return shared.weights.unpacked(), replace(own, weights=local.weights.unpacked()), macs
+        return shared.weights, replace(own, weights=local.weights), macs

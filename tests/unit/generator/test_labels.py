@@ -25,7 +25,7 @@ from fedloom.generator.labels import (
 from fedloom.generator.proxy import Proxy, Task
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, make_supernet
-from fedloom.training.local import Pixels
+from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer
 from support.generator import CPU, Toy, tiny_space

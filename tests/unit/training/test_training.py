@@ -22,7 +22,8 @@ from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
 from fedloom.training import scoring
-from fedloom.training.local import Pixels, Trainer, one_of
+from fedloom.training.local import Trainer, one_of
+from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, falling
 from fedloom.training.scoring import Score, Scored, Scorer, best_first
 from fedloom.training.tools import Tools

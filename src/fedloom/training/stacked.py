@@ -1,0 +1,230 @@
+"""Many networks in training side by side, a row each of packed weights: one step moves all of them, and a GPU replays it.
+
+Rows differ in weights, images, rates and, masked, in their architectures. What a row computes does not depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.architecture import Architecture
+from fedloom.spaces.base import SearchSpace
+from fedloom.supernets.base import Region, Supernet, Weights
+from fedloom.training.graphs import WeightsInTraining
+from fedloom.training.packed import Packed, flattened, sgd
+from fedloom.training.pixels import Pixels
+from fedloom.training.recipe import TrainingSettings, computing
+
+Loss = Callable[..., Tensor]  # (n, classes) logits, (n,) labels, label_smoothing=… -> their loss
+NetworkStep = tuple[Tensor, Tensor, float]  # images, labels, rate of one step of one row
+SubnetStep = tuple[Tensor, Tensor, float, Sequence[Architecture], Tensor]  # the same, subnets, and which entries they train
+Inputs = tuple[Tensor, ...]  # of one step of all rows
+Step = Callable[..., None]
+
+KEPT = 3  # kinds of stacks whose captured steps are kept
+CPU_BYTES = 2e9  # for one stack
+GPU_SHARE = 0.25  # of a GPU's memory
+ROWS = 32  # more gain nothing
+
+
+def stacked(settings: TrainingSettings, device: torch.device) -> bool:
+    """Whether networks train in stacks: on a GPU. On a CPU one after the other takes no longer."""
+    return settings.execution == "masked" or (settings.execution == "auto" and device.type == "cuda")
+
+
+def trains_masked(supernet: Supernet[Any], settings: TrainingSettings, device: torch.device) -> bool:
+    """Whether supernets train masked; ``auto`` slices on a CPU."""
+    return settings.execution == "masked" or (settings.execution == "auto" and device.type == "cuda" and supernet.masks_pay)
+
+
+class Stacks:
+    def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels, loss: Loss) -> None:
+        self.supernet, self.settings, self.pixels, self.loss = supernet, settings, pixels, loss
+        self._places: dict[Hashable, WeightsInTraining] = {}
+
+    # -- fixed networks ---------------------------------------------------------
+    def networks(self, networks: Sequence[tuple[Architecture, Weights]], courses: Sequence[Iterator[NetworkStep]]) -> list[Weights]:
+        """The trained weights of plain networks, all of their entries. Networks of one architecture run as they are. Different ones run
+        masked where the supernet can hold a plain network: one captured step then serves all of them."""
+        architectures = list(dict.fromkeys(architecture for architecture, _ in networks))
+        if len(architectures) > 1 and self.supernet.masks_pay:
+            return self._embedded(networks, courses)
+        results: dict[int, Weights] = {}
+        for architecture in architectures:
+            rows = [row for row, (own, _) in enumerate(networks) if own == architecture]
+            trained = self._in_lockstep(
+                ("network", architecture),
+                [networks[row][1] for row in rows],
+                [courses[row] for row in rows],
+                _stack,
+                lambda _, architecture=architecture: partial(self._network_step, architecture),  # type: ignore[misc]
+                self._most(architecture, networks[rows[0]][1]),
+            )
+            results |= dict(zip(rows, trained, strict=True))
+        return [results[row] for row in range(len(networks))]
+
+    def _network_step(self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor) -> None:
+        def forward(own: Weights, pixels: Tensor) -> Tensor:
+            return self.supernet.forward(pixels, own, architecture)[None]
+
+        self._move(place, forward, (images,), labels, rate, None)
+
+    def _embedded(self, networks: Sequence[tuple[Architecture, Weights]], courses: Sequence[Iterator[NetworkStep]]) -> list[Weights]:
+        """Plain networks in their places in a supernet. Only their entries move, so zeros around them stay zero."""
+        shapes, device = self.supernet.shapes, next(iter(networks[0][1].values())).device
+        places = [self.supernet.embedding(architecture) for architecture, _ in networks]
+        starts = [_placed(plain, place, shapes) for (_, plain), (place, _) in zip(networks, places, strict=True)]
+        masks = [_marks(place, shapes, device) for place, _ in places]
+
+        def course(steps: Iterator[NetworkStep], run_as: Architecture, mask: Tensor) -> Iterator[SubnetStep]:
+            for images, labels, rate in steps:
+                yield images, labels, rate, [run_as], mask
+
+        running = [replace(architecture, choices=choices) for (architecture, _), (_, choices) in zip(networks, places, strict=True)]
+        trained = self.supernets(starts, [course(*row) for row in zip(courses, running, masks, strict=True)])
+        return [
+            {name: weights[name][place[name]].clone() for name in plain}
+            for weights, (_, plain), (place, _) in zip(trained, networks, places, strict=True)
+        ]
+
+    # -- supernets -----------------------------------------------------------------
+    def supernets(self, starts: Sequence[Weights], courses: Sequence[Iterator[SubnetStep]]) -> list[Weights]:
+        """The trained weights of supernets whose steps train regions only. Architectures are inputs: one captured step serves them all.
+        In a space with several input sizes rows would differ in shape, so they train one after the other."""
+        space = self.supernet.space
+        one_size = type(space).input_sizes is SearchSpace.input_sizes
+        most = self._most(space.named["largest"], starts[0]) if one_size else 1
+        step_of = lambda sizes: partial(self._subnet_step, sizes)  # noqa: E731
+        return self._in_lockstep("supernet", starts, courses, self._stack_subnets, step_of, most)
+
+    def _stack_subnets(self, steps: Sequence[SubnetStep], device: torch.device) -> tuple[Hashable, Inputs]:
+        """Known by the subnets' input sizes; they are in that order, so that few different steps need capturing."""
+        sizes_of = self.supernet.space.input_sizes
+        images, labels, rates, drawn, masks = zip(*steps, strict=True)
+        choices = [sorted((subnet.choices for subnet in row), key=lambda own: sizes_of([own])) for row in drawn]
+        genes = torch.tensor(choices).to(device)  # (rows, subnets, genes)
+        _, inputs = _stack(list(zip(images, labels, rates, strict=True)), device)
+        return tuple(sizes_of(choices[0])), (*inputs, genes, torch.stack(masks))
+
+    def _subnet_step(
+        self, sizes: Sequence[int], place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor, genes: Tensor, mask: Tensor
+    ) -> None:
+        def forward(own: Weights, pixels: Tensor, genes: Tensor) -> Tensor:
+            return self.supernet.forward_many(pixels, own, genes, sizes=sizes)
+
+        self._move(place, forward, (images, genes), labels, rate, mask)
+
+    # -- one step -----------------------------------------------------------
+    def _move(
+        self,
+        place: WeightsInTraining,
+        forward: Callable[..., Tensor],
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        rate: Tensor,
+        mask: Tensor | None,
+    ) -> None:
+        """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1)."""
+        kept = place.weights.flat.dtype
+        dtype, rows = computing(self.settings, place.weights.flat), len(labels)
+        leaves = {name: view.detach().requires_grad_() for name, view in place.weights.to(dtype).items()}
+        pixels = self.pixels.normalise(inputs[0])
+        inputs = (pixels if dtype == kept else pixels.to(dtype), *inputs[1:])
+        if rows == 1:  # the same without the cost of vmap
+            logits = forward({name: leaf[0] for name, leaf in leaves.items()}, *(given[0] for given in inputs))[None]
+        else:
+            logits = torch.vmap(forward)(leaves, *inputs)
+        subnets = logits.shape[1]
+        every = labels[:, None].expand(-1, subnets, -1)  # (rows, subnets, n)
+        # A mean over everything, times its parts, is the sum of every subnet's mean.
+        loss = self.loss(logits.flatten(0, 2).to(kept), every.flatten(), label_smoothing=self.settings.label_smoothing)
+        found = torch.autograd.grad(loss * (rows * subnets), list(leaves.values()), materialize_grads=True)
+        gradient = flattened(found, stacked=True).to(kept)
+        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
+
+    # -- all steps ------------------------------------------------------------
+    def _in_lockstep(
+        self,
+        kind: Hashable,
+        starts: Sequence[Weights],
+        courses: Sequence[Iterator[Any]],
+        stack: Callable[[Sequence[Any], torch.device], tuple[Hashable, Inputs]],
+        step_of: Callable[[Any], Step],
+        most: int,
+    ) -> list[Weights]:
+        """Each row takes the steps of its course; rows with batches of equal size make a stack. stack: what a step is known by, and its
+        inputs; most: rows of a stack."""
+        firsts = [next(course, None) for course in courses]
+        results: dict[int, Weights] = {row: Packed.of(starts[row]) for row, first in enumerate(firsts) if first is None}
+        batches: dict[int, list[int]] = {}
+        for row, first in enumerate(firsts):
+            if first is not None:
+                batches.setdefault(len(first[1]), []).append(row)
+        for waiting in batches.values():
+            size = ceil(len(waiting) / ceil(len(waiting) / most))  # stacks of equal size: a step is captured for one size
+            for begin in range(0, len(waiting), size):
+                rows = waiting[begin : begin + size]
+                extra = size - len(rows)  # copies of the first row fill the last stack
+                place = self._place(kind, [starts[row] for row in [*rows, *rows[:1] * extra]])
+                now, alive = [firsts[row] for row in rows], dict(enumerate(rows))
+                while alive:
+                    key, inputs = stack([*now, *now[:1] * extra], place.weights.flat.device)
+                    place.run(step_of(key), (inputs[1].shape, key), *inputs)
+                    for index, row in list(alive.items()):
+                        following = next(courses[row], None)
+                        if following is None:  # it stays in the stack until all are over, and nobody reads it
+                            results[row] = place.weights.row(index)
+                            del alive[index]
+                        else:
+                            now[index] = following
+        return [results[row] for row in range(len(starts))]
+
+    def _place(self, kind: Hashable, starts: Sequence[Weights]) -> WeightsInTraining:
+        """The last packed weights of this kind and number, if there were any: their captured steps can be used again."""
+        weights = Packed.stack(starts)
+        key = (kind, len(starts), str(weights.flat.device), weights.flat.dtype)
+        place = self._places.pop(key, None)
+        if place is None or place.weights.layout != weights.layout:
+            while len(self._places) >= KEPT:
+                del self._places[next(iter(self._places))]  # frees its memory before the next one
+            place = WeightsInTraining(weights, self.settings.weight_decay)
+        else:
+            place.load(weights)
+        self._places[key] = place  # as the last one used
+        return place
+
+    def _most(self, architecture: Architecture, weights: Weights) -> int:
+        """How many of these train at once without taking too much memory."""
+        one = next(iter(weights.values()))
+        each = computing(self.settings, one).itemsize * self.settings.batch * 2 * self.supernet.space.cost(architecture).activations
+        room = GPU_SHARE * torch.cuda.get_device_properties(one.device).total_memory if one.is_cuda else CPU_BYTES
+        return min(ROWS, max(1, int(room // each)))
+
+
+def _stack(steps: Sequence[NetworkStep], device: torch.device) -> tuple[Hashable, Inputs]:
+    images, labels, rates = zip(*steps, strict=True)
+    return (), (torch.stack(images), torch.stack(labels), torch.tensor(rates)[:, None].to(device))
+
+
+def _placed(plain: Weights, place: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Plain weights where they lie in a supernet, zeros elsewhere."""
+    some = next(iter(plain.values()))
+    weights = {name: some.new_zeros(shape) for name, shape in shapes.items()}
+    for name, tensor in plain.items():
+        weights[name][place[name]] = tensor
+    return weights
+
+
+def _marks(place: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> Tensor:
+    """(entries,) which of them a plain network has, packed."""
+    marks = Packed.zeros(shapes, torch.bool, torch.device("cpu"))
+    for name, region in place.items():
+        marks[name][region] = True
+    return marks.flat.to(device)
