@@ -31,6 +31,9 @@ class Block(Protocol):
     @property
     def widest(self) -> int: ...  # its largest number of channels
 
+    @property
+    def gives(self) -> int: ...  # numbers of one image that it hands on
+
     def count(self, tally: Tally) -> None: ...
 
     def box(self, full: int) -> Box: ...  # full: the number of channels that is drawn at full height
@@ -59,6 +62,10 @@ class InvertedBlock:
     def widest(self) -> int:
         return self.middle
 
+    @property
+    def gives(self) -> int:
+        return self.outputs * self.after**2
+
     def count(self, tally: Tally) -> None:
         if self.expands:
             tally.convolution(self.inputs, self.middle, 1, self.size**2)
@@ -74,6 +81,47 @@ class InvertedBlock:
         channels = (self.inputs, self.middle, self.outputs) if self.expands else (self.inputs, self.outputs)
         remarks = ["½"] * (self.stride == 2) + ["SE"] * (self.squeeze > 0)
         return box(f"{self.kernel}×{self.kernel}{expansion}", channels, self.widest / full, *remarks)
+
+
+@dataclass(frozen=True)
+class Stem:
+    """What comes before the blocks: images at their side, and the first convolution."""
+
+    inputs: int
+    outputs: int
+    stride: int
+    size: int  # side that images are resized to
+
+    @property
+    def after(self) -> int:
+        return halved(self.size, self.stride)
+
+    @property
+    def gives(self) -> int:
+        return self.outputs * self.after**2
+
+    def count(self, tally: Tally) -> None:
+        tally.convolution(self.inputs, self.outputs, 3, self.after**2)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What comes after the blocks: a convolution, the mean of the map, features, classes."""
+
+    inputs: int
+    middle: int
+    features: int
+    classes: int
+    size: int  # side of the map it receives
+
+    @property
+    def gives(self) -> int:
+        return self.classes
+
+    def count(self, tally: Tally) -> None:
+        tally.convolution(self.inputs, self.middle, 1, self.size**2)
+        tally.convolution(self.middle, self.features, 1, 1, norm=False)
+        tally.convolution(self.features, self.classes, 1, 1, norm=False, bias=True)
 
 
 Kind = TypeVar("Kind", bound=Block, covariant=True)
@@ -94,14 +142,16 @@ class Outline(Generic[Kind]):
     final_size: int  # side of the last map
 
     @cached_property
+    def pieces(self) -> tuple[Stem | Kind | Head, ...]:
+        """The network as a chain: each works on what the one before it gives."""
+        stem = Stem(self.image.channels, self.stem, self.stem_stride, self.input_size)
+        return (stem, *self.blocks, Head(self.last, self.head, self.features, self.image.classes, self.final_size))
+
+    @cached_property
     def cost(self) -> Cost:
         tally = Tally()
-        tally.convolution(self.image.channels, self.stem, 3, self.blocks[0].size ** 2)
-        for block in self.blocks:
-            block.count(tally)
-        tally.convolution(self.last, self.head, 1, self.final_size**2)
-        tally.convolution(self.head, self.features, 1, 1, norm=False)
-        tally.convolution(self.features, self.image.classes, 1, 1, norm=False, bias=True)
+        for piece in self.pieces:
+            piece.count(tally)
         return tally.cost
 
     @property

@@ -100,6 +100,10 @@ class AttentionBlock:
         return self.width // HEAD_WIDTH
 
     @property
+    def gives(self) -> int:
+        return self.width * self.size**2
+
+    @property
     def row(self) -> str:
         return scale_row(self.depth, self.size)
 

@@ -10,7 +10,7 @@ Two executions, one truth. *Sliced* (``forward``): real slices, exactly the work
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,12 +22,13 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import rng
-from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
+from fedloom.spaces.base import SPACES, Cost, ImageShape, SearchSpace
 from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.plain import StandAlone
 
 Weights = Mapping[str, Tensor]
 Region = tuple[slice, ...]  # one slice per axis of a parameter; slice(None) on axes that every architecture uses whole
+Piece = Hashable  # a part of a network that works on what the part before it gives; see supernets/chain.py
 Space = TypeVar("Space", bound=SearchSpace)
 
 
@@ -86,6 +87,30 @@ class Supernet(ABC, Generic[Space]):
         with torch.no_grad():  # to learn what is normalised
             self.forward(torch.zeros(2, image.channels, image.size, image.size), own, architecture, statistics)
         return StandAlone(self.forward, architecture, own, statistics)
+
+    # -- a network as a chain of pieces: one, the whole, unless a supernet is a ``Chain`` ------------
+    def pieces(self, architecture: Architecture) -> tuple[Piece, ...]:
+        """Everything that a piece's computation depends on is in it, besides its input, its weights and what all networks share.
+        So networks with the same first pieces compute the same up to there."""
+        return (architecture,)
+
+    def piece_regions(self, piece: Any) -> Mapping[str, Region]:
+        """``regions`` of a piece."""
+        return self.regions(piece)
+
+    def run_piece(self, piece: Any, x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor:
+        """What a piece makes of the output of the piece before it; the first one gets images, the last one gives logits.
+
+        ``weights`` are the piece's own, from ``take_piece``; there may be others beside them. Scoring runs it under ``torch.vmap``.
+        """
+        return self.forward(x, weights, piece, statistics)
+
+    def piece_cost(self, piece: Any) -> Cost:
+        return self.space.cost(piece)
+
+    def piece_gives(self, piece: Any) -> int:
+        """Numbers of one image that a piece hands on."""
+        return self.space.image.classes
 
     # -- what every supernet gets -----------------------------------------
     def forward_many(
@@ -156,6 +181,10 @@ class Supernet(ABC, Generic[Space]):
     def take(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         """An architecture's part of the supernet's weights, as views."""
         return {name: weights[name][region] for name, region in self.regions(architecture).items()}
+
+    def take_piece(self, weights: Weights, piece: Piece) -> dict[str, Tensor]:
+        """A piece's part of the supernet's weights, as views."""
+        return {name: weights[name][region] for name, region in self.piece_regions(piece).items()}
 
     def extract(self, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> nn.Module:
         """A plain network with outputs identical to ``forward`` in evaluation mode."""

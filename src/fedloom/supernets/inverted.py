@@ -30,10 +30,36 @@ def run_network(
 ) -> Tensor:
     """(n, classes) logits. run: computes a block; masks: of the layers outside the blocks, which are stem, head and features."""
     stem, head, features = masks
-    x = act(normed(x, weights, "stem", statistics, stride=outline.stem_stride, mask=stem, norm=norm))
+    x = run_stem(x, weights, outline.stem_stride, statistics, act, stem, norm)
     for block in outline.blocks:
         x = run(x, block)
-    x = act(normed(x, weights, "head", statistics, mask=head, norm=norm)).mean((2, 3), keepdim=True)
+    return run_head(x, weights, statistics, act, head, features, norm)
+
+
+def run_stem(
+    x: Tensor,
+    weights: Weights,
+    stride: int,
+    statistics: Statistics | None,
+    act: Activation,
+    mask: Tensor | None = None,
+    norm: str = "batch",
+) -> Tensor:
+    """x: images at the side that the network sees them."""
+    return act(normed(x, weights, "stem", statistics, stride=stride, mask=mask, norm=norm))
+
+
+def run_head(
+    x: Tensor,
+    weights: Weights,
+    statistics: Statistics | None,
+    act: Activation,
+    mask: Tensor | None = None,
+    features: Tensor | None = None,
+    norm: str = "batch",
+) -> Tensor:
+    """(n, classes) logits from the last map. mask, features: of the channels of its two layers."""
+    x = act(normed(x, weights, "head", statistics, mask=mask, norm=norm)).mean((2, 3), keepdim=True)
     x = act(pointwise(x, weights["features.conv.weight"])).flatten(1)
     x = x if features is None else only(x, features)
     return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])

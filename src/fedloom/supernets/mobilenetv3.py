@@ -12,17 +12,20 @@ from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
 from fedloom.spaces.base import round_to_eight
+from fedloom.spaces.convolutions import Head, Stem
 from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, KERNELS, STAGES, Block, MobileNetV3, MobileNetV3Settings
-from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
+from fedloom.supernets.base import SUPERNETS, Region, Weights, resized
+from fedloom.supernets.chain import Chain
 from fedloom.supernets.elastic import Statistics, below, centre, elastic_kernel, masked_kernel, pick
-from fedloom.supernets.inverted import PlainBranch, PlainNetwork, run_branch, run_network
+from fedloom.supernets.inverted import PlainBranch, PlainNetwork, run_branch, run_head, run_network, run_stem
 
 WHOLE = slice(None)
 MATRICES = (".to_five", ".to_three")  # make a smaller kernel of a larger one
+Piece = Stem | Block | Head
 
 
 @SUPERNETS.add("mobilenetv3", MobileNetV3Settings, "nested once-for-all weights with learned kernel transformations")
-class MobileNetV3Supernet(Supernet[MobileNetV3]):
+class MobileNetV3Supernet(Chain[MobileNetV3]):
     def initial(self, seed: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         weights: dict[str, Tensor] = {}
@@ -63,23 +66,23 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
         weights["classifier.bias"] = torch.zeros(classes)
         return weights
 
-    def regions(self, architecture: Architecture) -> Mapping[str, Region]:
-        regions: dict[str, Region] = {}
-        for block in self.space.outline(architecture).blocks:
-            regions |= _block_regions(block)
-        for name, shape in self.shapes.items():
-            if not name.startswith("stage"):
-                regions[name] = (WHOLE,) * len(shape)
-        return regions
+    def pieces(self, architecture: Architecture) -> tuple[Piece, ...]:
+        return self.space.outline(architecture).pieces
 
-    def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
-        outline = self.space.outline(architecture)
+    def piece_regions(self, piece: Piece) -> Mapping[str, Region]:
+        if isinstance(piece, Block) and piece.expands:
+            return _block_regions(piece)
+        # not elastic: stem, first block and head
+        layers = {Stem: ("stem.",), Block: ("first.",), Head: ("head.", "features.", "classifier.")}[type(piece)]
+        return {name: (WHOLE,) * len(shape) for name, shape in self.shapes.items() if name.startswith(layers)}
 
-        def run(x: Tensor, block: Block) -> Tensor:
-            return self._block(x, weights, block, _depth_kernel(weights, block), statistics)
-
-        images = resized(images, self.space.settings.input_size)
-        return run_network(images, weights, outline, run, statistics, F.hardswish, norm=self.space.settings.norm)
+    def run_piece(self, piece: Piece, x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor:
+        settings = self.space.settings
+        if isinstance(piece, Stem):
+            return run_stem(resized(x, settings.input_size), weights, piece.stride, statistics, F.hardswish, norm=settings.norm)
+        if isinstance(piece, Head):
+            return run_head(x, weights, statistics, F.hardswish, norm=settings.norm)
+        return self._block(x, weights, piece, _depth_kernel(weights, piece), statistics)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         outline = self.space.outline(self.space.named["largest"])
@@ -141,8 +144,6 @@ class MobileNetV3Supernet(Supernet[MobileNetV3]):
 def _block_regions(block: Block) -> dict[str, Region]:
     """The first ``middle`` channels of a block; the kernel entries and matrix rows its kernel size depends on."""
     middle, hidden = slice(0, block.middle), slice(0, block.squeeze)
-    if not block.expands:
-        return {}  # not elastic
     # A 3x3 kernel is made from the 5x5 one, so it trains the centre 5x5 of the 7x7 weight too, but only 3x3 of the 5x5 outputs.
     reach = centre(7, 7 if block.kernel == 7 else 5)
     regions: dict[str, Region] = {

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
+from fedloom.spaces.convolutions import Head, Stem
 from fedloom.spaces.nasvit import (
     DEPTHS,
     EXPANSIONS,
@@ -25,34 +26,37 @@ from fedloom.spaces.nasvit import (
     place,
     scale_row,
 )
-from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
+from fedloom.supernets.base import SUPERNETS, Region, Weights, resized
+from fedloom.supernets.chain import Chain
 from fedloom.supernets.elastic import Statistics, below, only, pick, pointwise
-from fedloom.supernets.inverted import PlainNetwork, run_branch, run_network
+from fedloom.supernets.inverted import PlainNetwork, run_branch, run_head, run_network, run_stem
 from fedloom.supernets.nasvit_attention import attention_block
 from fedloom.supernets.nasvit_plain import plain_block
-from fedloom.supernets.nasvit_weights import initial, regions
+from fedloom.supernets.nasvit_weights import Piece, initial, piece_regions
 
 
 @SUPERNETS.add("nasvit", NASViTSettings, "nested weights of convolutions and attention, with scales by depth and number of tokens")
-class NASViTSupernet(Supernet[NASViT]):
+class NASViTSupernet(Chain[NASViT]):
     def initial(self, seed: int) -> dict[str, Tensor]:
         return initial(self.space, seed)
 
-    def regions(self, architecture: Architecture) -> Mapping[str, Region]:
-        return regions(self.space, architecture)
+    def pieces(self, architecture: Architecture) -> tuple[Piece, ...]:
+        return self.space.outline(architecture).pieces
 
-    def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
-        outline = self.space.outline(architecture)
+    def piece_regions(self, piece: Piece) -> Mapping[str, Region]:
+        return piece_regions(self.space, piece)
 
-        def run(x: Tensor, block: AnyBlock) -> Tensor:
-            if isinstance(block, AttentionBlock):
-                attention_scale, feed_scale = (weights[f"{block.name}.{branch}.scale.{block.row}"] for branch in ("attention", "feed"))
-                return attention_block(x, weights, block.name, (attention_scale, feed_scale), block.width)
-            y = run_branch(x, weights, block, weights[f"{block.name}.depth.conv.weight"], statistics, F.silu)
-            x = _pooled(x, block)
-            return y + (pointwise(x, weights[f"{block.name}.shortcut.weight"]) if block.reshapes else x)
-
-        return run_network(resized(images, outline.input_size), weights, outline, run, statistics, F.silu)
+    def run_piece(self, piece: Piece, x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor:
+        if isinstance(piece, Stem):
+            return run_stem(resized(x, piece.size), weights, piece.stride, statistics, F.silu)
+        if isinstance(piece, Head):
+            return run_head(x, weights, statistics, F.silu)
+        if isinstance(piece, AttentionBlock):
+            attention_scale, feed_scale = (weights[f"{piece.name}.{branch}.scale.{piece.row}"] for branch in ("attention", "feed"))
+            return attention_block(x, weights, piece.name, (attention_scale, feed_scale), piece.width)
+        y = run_branch(x, weights, piece, weights[f"{piece.name}.depth.conv.weight"], statistics, F.silu)
+        x = _pooled(x, piece)
+        return y + (pointwise(x, weights[f"{piece.name}.shortcut.weight"]) if piece.reshapes else x)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         space = self.space

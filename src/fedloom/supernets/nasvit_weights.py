@@ -11,12 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-from fedloom.core.architecture import Architecture
-from fedloom.spaces.nasvit import STAGES, VALUE_EXPANSION, WIDTHS, AttentionBlock, ConvolutionBlock, NASViT, place, scale_row
+from fedloom.spaces.convolutions import Head, Stem
+from fedloom.spaces.nasvit import STAGES, VALUE_EXPANSION, WIDTHS, AnyBlock, AttentionBlock, ConvolutionBlock, NASViT, place, scale_row
 from fedloom.supernets.base import Region
 from fedloom.supernets.elastic import centre
 
 WHOLE = slice(None)
+Piece = Stem | AnyBlock | Head
 FIRST_SCALE = 1e-4  # attention and feed-forward branches start almost at zero
 
 
@@ -94,29 +95,32 @@ def _scale_rows(space: NASViT, block: AttentionBlock) -> list[str]:
 
 
 # -- regions ------------------------------------------------------------------
-def regions(space: NASViT, architecture: Architecture) -> dict[str, Region]:
+def piece_regions(space: NASViT, piece: Piece) -> dict[str, Region]:
     """The first channels of every layer, the centre of kernels and of position tables, one scale per branch."""
-    outline = space.outline(architecture)
-    stem, last, head, features = (slice(0, n) for n in (outline.stem, outline.last, outline.head, outline.features))
-    found: dict[str, Region] = {
-        "stem.conv.weight": (stem, WHOLE, WHOLE, WHOLE),
+    if isinstance(piece, Stem):
+        stem = slice(0, piece.outputs)
+        return {"stem.conv.weight": (stem, WHOLE, WHOLE, WHOLE), **_vectors("stem.norm", stem)}
+    if isinstance(piece, Head):
+        return _head_regions(piece)
+    number, _ = place(piece.name)
+    if isinstance(piece, AttentionBlock):
+        largest = space.sides(space.settings.resolutions[-1])[number]
+        parts = _attention_regions(piece, centre(2 * largest - 1, 2 * piece.size - 1))
+    else:
+        kernels = STAGES[number].kernels
+        parts = _convolution_regions(piece, centre(kernels[-1], piece.kernel) if len(kernels) > 1 else WHOLE)
+    return {f"{piece.name}.{name}": region for name, region in parts.items()}
+
+
+def _head_regions(piece: Head) -> dict[str, Region]:
+    last, head, features = (slice(0, n) for n in (piece.inputs, piece.middle, piece.features))
+    return {
         "head.conv.weight": (head, last, WHOLE, WHOLE),
+        **_vectors("head.norm", head),
         "features.conv.weight": (features, head, WHOLE, WHOLE),
         "classifier.weight": (WHOLE, features),
         "classifier.bias": (WHOLE,),
-        **_vectors("stem.norm", stem),
-        **_vectors("head.norm", head),
     }
-    largest_sides = space.sides(space.settings.resolutions[-1])
-    for block in outline.blocks:
-        number, _ = place(block.name)
-        if isinstance(block, AttentionBlock):
-            parts = _attention_regions(block, centre(2 * largest_sides[number] - 1, 2 * block.size - 1))
-        else:
-            largest_kernel = STAGES[number].kernels[-1]
-            parts = _convolution_regions(block, centre(largest_kernel, block.kernel) if len(STAGES[number].kernels) > 1 else WHOLE)
-        found |= {f"{block.name}.{name}": region for name, region in parts.items()}
-    return found
 
 
 def _vectors(name: str, part: slice) -> dict[str, Region]:
