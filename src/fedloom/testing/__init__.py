@@ -12,7 +12,8 @@ try:
 except ImportError as error:
     raise ImportError("fedloom.testing needs pytest, which is not installed. Run pip install pytest") from error
 
-pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("methods", "spaces", "supernets", "masked", "executions", "surrogates")))
+PARTS = ("methods", "spaces", "supernets", "masked", "executions", "prefixes", "surrogates")
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))
 
 from fedloom.testing.one_line import method_tests, space_tests, surrogate_tests  # noqa: E402 - their assertions are explained from here on
 from fedloom.testing.played import Played  # noqa: E402

@@ -18,6 +18,7 @@ from fedloom.testing.executions import ExecutionContract
 from fedloom.testing.masked import MaskedContract
 from fedloom.testing.methods import MethodContract, played
 from fedloom.testing.plugged import plugged
+from fedloom.testing.prefixes import PrefixContract
 from fedloom.testing.spaces import SpaceContract, instances, supernets
 from fedloom.testing.supernets import SupernetContract
 from fedloom.testing.surrogates import SurrogateContract, surrogates
@@ -25,7 +26,7 @@ from fedloom.testing.surrogates import SurrogateContract, surrogates
 IMAGE = ImageShape(channels=1, size=8, classes=3)
 
 
-class WholeSpaceContract(SpaceContract, SupernetContract, MaskedContract, ExecutionContract):
+class WholeSpaceContract(SpaceContract, SupernetContract, MaskedContract, ExecutionContract, PrefixContract):
     """A search space with its supernet."""
 
 

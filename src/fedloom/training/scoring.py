@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from fedloom.core.client_site import Examples
 from fedloom.core.server_site import ServerImages
 from fedloom.maths.distillation import ensemble
 from fedloom.supernets.base import Supernet, Weights
+from fedloom.supernets.chain import Chain
 from fedloom.supernets.elastic import Statistics
 from fedloom.training.local import Teacher
 from fedloom.training.pixels import Pixels
+from fedloom.training.prefixes import Groups, Network, one_by_one
 from fedloom.training.recipe import TrainingSettings
 
 CHUNK = 1000  # images per forward pass when statistics are known
@@ -44,6 +46,16 @@ class Scored:
     score: Score
 
 
+@dataclass(frozen=True)
+class Request:
+    """Architectures to score with one client's weights: on its examples, with statistics of its training images."""
+
+    weights: Weights
+    architectures: Sequence[Architecture]
+    examples: Examples
+    train: Examples
+
+
 def best_first(candidates: Sequence[Scored]) -> list[Scored]:
     """By accuracy, then loss, then choices: a total order, so that equal scores never depend on the order of arrival."""
     return sorted(candidates, key=lambda c: (*c.score.rank, c.architecture.choices))
@@ -59,21 +71,69 @@ class Scorer:
         spread = torch.linspace(0, len(examples) - 1, count, device=examples.images.device).round().long()
         return self.pixels.normalise(examples.images[spread])
 
-    @torch.no_grad()
     def score_subnets(self, weights: Weights, architectures: Sequence[Architecture], examples: Examples, train: Examples) -> list[Scored]:
         """Score subnets of a supernet: one pass measures the statistics on training images and the logits on examples."""
-        if not architectures:
-            return []
-        images = self.pixels.normalise(examples.images)
-        parts = self.logits(weights, architectures, images, self.calibration_images(train))
-        results = [_measure(logits, examples.labels) for part in parts for logits in part]
+        return self.score_many([Request(weights, architectures, examples, train)])[0]
+
+    @torch.no_grad()
+    def score_many(self, requests: Sequence[Request]) -> list[list[Scored]]:
+        """What ``score_subnets`` gives for each request. In groups, requests with equally many images run together."""
+        results: dict[tuple[int, int], Tensor] = {}  # (2,) accuracy and loss by request and place in it
+        for together in self._together(requests):
+            for network, result in self._results(together):
+                results[network.client, network.place] = result
+        if not results:
+            return [[] for _ in requests]
         # One transfer for all of them: (architectures, 2) accuracy and loss.
-        numbers = torch.stack(results).tolist()
-        return [Scored(a, Score(accuracy, loss)) for a, (accuracy, loss) in zip(architectures, numbers, strict=True)]
+        numbers = dict(zip(results, torch.stack(list(results.values())).tolist(), strict=True))
+        return [
+            [Scored(one, Score(*numbers[client, place])) for place, one in enumerate(request.architectures)]
+            for client, request in enumerate(requests)
+        ]
+
+    def _together(self, requests: Sequence[Request]) -> Iterable[dict[int, Request]]:
+        """Requests by their numbers, those that can run in groups together in one."""
+        found: dict[object, dict[int, Request]] = {}
+        for client, request in enumerate(requests):
+            alike = (len(request.examples), min(self.settings.calibration, len(request.train)))
+            in_groups = self.grouped(request.examples.images.device)
+            if request.architectures:
+                found.setdefault(alike if in_groups else client, {})[client] = request
+        return found.values()
+
+    def _results(self, requests: Mapping[int, Request]) -> Iterator[tuple[Network, Tensor]]:
+        """(2,) accuracy and loss of every network of requests that run together."""
+        networks = [
+            Network(client, place, self.supernet.pieces(architecture))
+            for client, request in requests.items()
+            for place, architecture in enumerate(request.architectures)
+        ]
+        # of each client the images that measure statistics, and those that are scored
+        pixels = {
+            client: (self.calibration_images(one.train), self.pixels.normalise(one.examples.images)) for client, one in requests.items()
+        }
+        calibration, images = next(iter(pixels.values()))
+        rows = len(calibration)
+        if self.grouped(images.device):
+            parts = {client: _in_parts(*both) for client, both in pixels.items()}
+            groups = Groups(self.supernet, {client: request.weights for client, request in requests.items()}, parts, rows)
+            for some, logits in groups.run(networks):
+                labels = torch.stack([requests[network.client].examples.labels for network in some])
+                yield from zip(some, torch.vmap(_measure)(logits, labels), strict=True)
+            return
+        (request,) = requests.values()
+        labels = request.examples.labels
+        if self.masks(rows + min(len(images), CHUNK), images.device):
+            several = self.logits(request.weights, request.architectures, images, calibration)
+            yield from zip(networks, (_measure(logits, labels) for part in several for logits in part), strict=True)
+            return
+        for network, logits in one_by_one(self.supernet, request.weights, networks, torch.cat([calibration, images]), rows):
+            yield network, _measure(logits[rows:], labels)
 
     @torch.no_grad()
     def logits(self, weights: Weights, architectures: Sequence[Architecture], images: Tensor, calibration: Tensor) -> Iterator[Tensor]:
-        """Logits of subnets on images, a few architectures at a time, in order: (some architectures, n, classes).
+        """Logits of subnets on images, a few architectures at a time, in order: (some architectures, n, classes). What they have in
+        common is computed for each of them.
 
         Each subnet's statistics are measured on the calibration images, which run in front of the first images.
         """
@@ -84,8 +144,7 @@ class Scorer:
                 own = self.supernet.take(weights, architecture)
                 yield self.supernet.forward(together, own, architecture, Statistics(rows=rows))[rows:][None]
             return
-        first, *others = images.split(CHUNK)
-        first = torch.cat([calibration, first])
+        first, *others = _in_parts(calibration, images)
         several = self.at_once(len(first))
         for start in range(0, len(architectures), several):
             choices = [architecture.choices for architecture in architectures[start : start + several]]
@@ -96,11 +155,16 @@ class Scorer:
             parts += [self.supernet.forward_many(part, weights, genes, known, sizes) for part in others]
             yield torch.cat(parts, 1)
 
+    def grouped(self, device: torch.device) -> bool:
+        """Whether scoring runs in groups what networks have in common."""
+        return self.settings.execution == "auto" and device.type == "cuda" and isinstance(self.supernet, Chain)
+
     def masks(self, images: int, device: torch.device) -> bool:
         """Whether scoring on this many images runs masked. Masked, a subnet costs what the largest does; sliced, at least the time that
-        Python takes to launch its kernels. So ``auto`` masks on a GPU, and only while many small networks fit at once."""
+        Python takes to launch its kernels. So ``auto`` masks on a GPU, and only while many small networks fit at once, if it cannot
+        run them in groups."""
         pays = device.type == "cuda" and self.supernet.masks_pay and self.at_once(images) >= ENOUGH_FOR_MASKS
-        return self.settings.execution == "masked" or (self.settings.execution == "auto" and pays)
+        return self.settings.execution == "masked" or (self.settings.execution == "auto" and pays and not self.grouped(device))
 
     def at_once(self, images: int) -> int:
         """How many architectures fit into ``MASKED_BYTES`` with this many images; at least one."""
@@ -132,6 +196,12 @@ class Scorer:
             return ensemble([self.supernet.forward(images, member, architecture, own) for member, own in known], examples)
 
         return teach
+
+
+def _in_parts(calibration: Tensor, images: Tensor) -> list[Tensor]:
+    """Images a chunk at a time, those that measure statistics in front of the first."""
+    first, *others = images.split(CHUNK)
+    return [torch.cat([calibration, first]), *others]
 
 
 def _measure(logits: Tensor, labels: Tensor) -> Tensor:

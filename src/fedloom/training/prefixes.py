@@ -1,0 +1,220 @@
+"""Logits of many networks of one supernet, in which everything that networks have in common from their beginning is computed once.
+
+A network is a chain of pieces (``Supernet.pieces``). Activations and normalisation statistics up to a piece depend on the pieces up to
+there, so the networks of a population are a tree: a node is a piece after given others, and runs once.
+
+Two walks. *One by one*: depth first, the operations and shapes of ``forward``, so equal to it bit for bit. *In groups*, for GPUs: all
+nodes with the same piece run as one call under ``torch.vmap``, of one client or of several; equal up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.supernets.base import Piece, Supernet, Weights
+from fedloom.supernets.elastic import Statistics
+
+# Bounds of a walk in groups; they change memory and speed, not results.
+HELD_BYTES = 8e9  # what nodes have computed for those that follow
+CALL_BYTES = 4e9  # activations inside one call
+KEPT_WHOLE = 2  # outputs of one call are one tensor, which lives until all of it has been used
+
+Moments = dict[str, tuple[Tensor, Tensor]]  # means and variances by layer
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """One of those to run: whose weights and images, its place among that client's, and its pieces."""
+
+    client: int
+    place: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(eq=False, repr=False)
+class Node:
+    """A piece after those of its parents. The root of a tree has none, and stands for the images of one client."""
+
+    piece: Piece
+    parent: Node | None
+    client: int
+    children: dict[Piece, Node] = field(default_factory=dict)
+    ends: list[Network] = field(default_factory=list)  # those whose last piece this is
+    # of a walk in groups
+    output: Tensor | None = None  # (n, …), while children need it
+    asked: int = 0  # children that still need it
+    measured: Moments = field(default_factory=dict)  # of its normalisations, where they serve for further images
+
+    def taken(self) -> Tensor:
+        """What the parent gave; the last child leaves nothing behind."""
+        assert self.parent is not None and self.parent.output is not None
+        output = self.parent.output
+        self.parent.asked -= 1
+        if not self.parent.asked:
+            self.parent.output = None
+        return output
+
+
+def grow(networks: Iterable[Network]) -> list[Node]:
+    """The roots of the trees that these networks are, one for each client."""
+    roots: dict[int, Node] = {}
+    for network in networks:
+        node = roots.setdefault(network.client, Node(None, None, network.client))
+        for piece in network.pieces:
+            if piece not in node.children:
+                node.children[piece] = Node(piece, node, network.client)
+            node = node.children[piece]
+        node.ends.append(network)
+    return list(roots.values())
+
+
+def nodes_below(roots: Sequence[Node]) -> Iterator[Node]:
+    """Every node but the roots, parents before children and neighbours in the tree close to each other."""
+    waiting = [child for root in reversed(roots) for child in reversed(root.children.values())]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += reversed(node.children.values())
+
+
+# -- one by one ---------------------------------------------------------------------------------------------------
+def one_by_one(
+    supernet: Supernet[Any], weights: Weights, networks: Sequence[Network], images: Tensor, rows: int
+) -> Iterator[tuple[Network, Tensor]]:
+    """(n, classes) logits of each network of one client, in the order of the tree.
+
+    images: (n, c, h, w), of which the first ``rows`` measure the statistics. What a node gives is dropped when its last child has it.
+    """
+    take = cache(lambda piece: supernet.take_piece(weights, piece))
+    (root,) = grow(networks)
+    waiting = [(child, images) for child in reversed(root.children.values())]
+    while waiting:
+        node, x = waiting.pop()
+        x = supernet.run_piece(node.piece, x, take(node.piece), Statistics(rows=rows))
+        for network in node.ends:
+            yield network, x
+        waiting += [(child, x) for child in reversed(node.children.values())]
+
+
+# -- in groups ----------------------------------------------------------------------------------------------------
+class Groups:
+    """Walks over networks of several clients who have equally many images.
+
+    weights: the supernet of each client. parts: the images of each client, (n, c, h, w) at a time; the first ``rows`` of its first part
+    measure the statistics, which serve for all parts.
+    """
+
+    def __init__(self, supernet: Supernet[Any], weights: Mapping[int, Weights], parts: Mapping[int, Sequence[Tensor]], rows: int) -> None:
+        self.supernet, self.parts, self.rows = supernet, parts, rows
+        one, *others = weights.values()
+        self.shared = all(other is one for other in others)
+        # as they are where all clients have the same ones, else (clients, …)
+        self.weights = one if self.shared else {name: torch.stack([own[name] for own in weights.values()]) for name in one}
+        self.row = {client: row for row, client in enumerate(weights)}
+
+    def run(self, networks: Sequence[Network]) -> Iterator[tuple[list[Network], Tensor]]:
+        """Some networks, and their logits on all images but those that measure: (some, n, classes)."""
+        first, *others = next(iter(self.parts.values()))
+        for roots in trees(self.supernet, networks, HELD_BYTES / (KEPT_WHOLE * first.element_size() * len(first))):
+            found: dict[Network, list[Tensor]] = {}
+            for part in range(1 + len(others)):
+                rows = 0 if part else self.rows
+                for node, logits in self._walk(roots, part, rows):
+                    for network in node.ends:
+                        found.setdefault(network, []).append(logits[rows:])
+            yield list(found), torch.stack([torch.cat(logits) for logits in found.values()])
+
+    def _walk(self, roots: Sequence[Node], part: int, rows: int) -> Iterator[tuple[Node, Tensor]]:
+        """The last nodes and their logits. A piece runs when all nodes that have it can: networks of different depths before a block
+        still run it together."""
+        waiting = Counter(node.piece for node in nodes_below(roots))
+        ready: dict[Piece, list[Node]] = {}
+
+        def give(node: Node, output: Tensor) -> None:
+            node.output, node.asked = output, len(node.children)
+            for child in node.children.values():
+                ready.setdefault(child.piece, []).append(child)
+                waiting[child.piece] -= 1
+
+        for root in roots:
+            give(root, images := self.parts[root.client][part])
+        while ready:
+            piece = min(ready, key=lambda piece: waiting[piece])  # with none to wait for, unless a piece comes twice in a network
+            nodes = ready.pop(piece)
+            several = self._at_once(piece, images)
+            for group in (nodes[start : start + several] for start in range(0, len(nodes), several)):
+                for node, output in zip(group, self._call(piece, group, rows), strict=True):
+                    if node.children:
+                        give(node, output)
+                    if node.ends:
+                        yield node, output
+
+    def _call(self, piece: Piece, nodes: Sequence[Node], rows: int) -> Tensor:
+        """(nodes, n, …): what a piece makes of what the parents of these nodes gave."""
+        own, axis = self._own(piece, [self.row[node.client] for node in nodes])
+
+        def one(x: Tensor, own: Weights, known: Moments) -> tuple[Tensor, Moments]:
+            statistics = Statistics(known, rows)
+            return self.supernet.run_piece(piece, x, own, statistics), dict(statistics) if rows else {}
+
+        if len(nodes) == 1:  # the same without the cost of vmap
+            output, measured = one(nodes[0].taken(), own, nodes[0].measured)
+            outputs, measured = output[None], {name: (mean[None], variance[None]) for name, (mean, variance) in measured.items()}
+        else:
+            known = {} if rows else _stacked([node.measured for node in nodes])
+            outputs, measured = torch.vmap(one, in_dims=(0, axis, 0))(torch.stack([node.taken() for node in nodes]), own, known)
+        if rows and len(self.parts[nodes[0].client]) > 1:
+            for index, node in enumerate(nodes):
+                node.measured = {name: (mean[index], variance[index]) for name, (mean, variance) in measured.items()}
+        return outputs
+
+    def _own(self, piece: Piece, rows: Sequence[int]) -> tuple[Weights, int | None]:
+        """The piece's weights of each node's client, and their axis of nodes; none where all nodes have the same."""
+        regions = self.supernet.piece_regions(piece)
+        if self.shared:
+            return {name: self.weights[name][region] for name, region in regions.items()}, None
+        if len(set(rows)) == 1:
+            return {name: self.weights[name][rows[0]][region] for name, region in regions.items()}, None
+        chosen = torch.tensor(rows, device=next(iter(self.weights.values())).device)
+        return {name: self.weights[name][:, *region][chosen] for name, region in regions.items()}, 0
+
+    def _at_once(self, piece: Piece, images: Tensor) -> int:
+        """How many nodes with this piece fit into ``CALL_BYTES``; at least one."""
+        return max(1, int(CALL_BYTES // (images.element_size() * len(images) * self.supernet.piece_cost(piece).activations)))
+
+
+def trees(supernet: Supernet[Any], networks: Sequence[Network], most: float) -> Iterator[list[Node]]:
+    """Trees of all networks together, or of some after others where they would hold more than ``most`` numbers an image at once.
+
+    Neighbours in the tree stay together, so little is computed twice.
+    """
+    roots = grow(networks)
+    nodes = list(nodes_below(roots))
+    if len(networks) < 2 or _most_held(supernet, nodes) <= most:
+        yield roots
+        return
+    ordered = [network for node in nodes for network in node.ends]
+    for half in (ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]):
+        yield from trees(supernet, half, most)
+
+
+def _most_held(supernet: Supernet[Any], nodes: Sequence[Node]) -> int:
+    """Numbers an image that a walk may hold at once: at most one output on each way from a root to a last node."""
+    below: Counter[Node] = Counter()
+    for node in reversed(nodes):  # children before parents
+        assert node.parent is not None
+        below[node.parent] += max(below[node], supernet.piece_gives(node.piece))
+    return sum(held for node, held in below.items() if node.parent is None)
+
+
+def _stacked(measured: Sequence[Moments]) -> Moments:
+    """Statistics of nodes with a leading axis of nodes."""
+    means, variances = ({name: torch.stack([one[name][side] for one in measured]) for name in measured[0]} for side in (0, 1))
+    return {name: (means[name], variances[name]) for name in means}
