@@ -40,7 +40,8 @@ from fedloom.search.base import SURROGATES
 from fedloom.search.candidates import Candidates, drawn_beside
 from fedloom.supernets.base import Weights
 from fedloom.training.local import one_of
-from fedloom.training.scoring import Scored, best_first
+from fedloom.training.racing import race
+from fedloom.training.scoring import Request, Scored, best_first
 
 NONE: dict[str, Any] = {"none": None}
 
@@ -74,6 +75,12 @@ class PerFedSDESettings:
         "archive",
         "what a step trains: one of the archive, or random subnets that together use every choice (FairNAS)",
         choices=("archive", "fair"),
+    )
+    racing: float = setting(
+        1.0,
+        "share of the validation images on which all architectures are scored first; then the better third on all of them; 1: off",
+        low=0.05,
+        high=1,
     )
     mutation: float = setting(0.1, "evolution: probability that a gene of a child is redrawn", low=0, high=1)
     averaging: str = setting("coverage", "how updates are combined", choices=AVERAGING)
@@ -252,8 +259,11 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
 
     def _score(self, site: ClientSite, weights: Weights, architectures: Sequence[Architecture], stage: str = "score") -> list[Scored]:
         with site.clock(stage):
-            scorer, data = self.tools.scorer, site.data
-            return best_first(scorer.score_subnets(weights, architectures, self.tools.selecting(data), data.train))
+            scorer, data, racing = self.tools.scorer, site.data, self.settings.racing
+            selecting = self.tools.selecting(data)
+            if racing < 1:
+                return best_first(race(scorer, [Request(weights, architectures, selecting, data.train)], racing)[0])
+            return best_first(scorer.score_subnets(weights, architectures, selecting, data.train))
 
     def _coverage(self, steps: Counter[Architecture]) -> dict[str, np.ndarray]:
         """Steps per entry where the averaging rule weighs them; otherwise only whether there were any, which says less."""

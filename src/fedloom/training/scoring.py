@@ -33,6 +33,7 @@ ALIVE = 1 / 8  # share of a network's activations that are held at once when not
 class Score:
     accuracy: float
     loss: float
+    rough: bool = False  # measured on a part of the images; see training/racing.py
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -57,8 +58,16 @@ class Request:
 
 
 def best_first(candidates: Sequence[Scored]) -> list[Scored]:
-    """By accuracy, then loss, then choices: a total order, so that equal scores never depend on the order of arrival."""
-    return sorted(candidates, key=lambda c: (*c.score.rank, c.architecture.choices))
+    """By accuracy, then loss, then choices: a total order, so that equal scores never depend on the order of arrival.
+
+    Rough scores come after all others.
+    """
+    return sorted(candidates, key=lambda c: (c.score.rough, *c.score.rank, c.architecture.choices))
+
+
+def spread(examples: Examples | ServerImages, count: int) -> Tensor:
+    """(count,) places of so many examples, or of all, evenly spread over them."""
+    return torch.linspace(0, len(examples) - 1, min(count, len(examples)), device=examples.images.device).round().long()
 
 
 class Scorer:
@@ -67,9 +76,7 @@ class Scorer:
 
     def calibration_images(self, examples: Examples | ServerImages) -> Tensor:
         """Up to ``calibration`` training images, spread evenly over them (examples may lie sorted by class)."""
-        count = min(self.settings.calibration, len(examples))
-        spread = torch.linspace(0, len(examples) - 1, count, device=examples.images.device).round().long()
-        return self.pixels.normalise(examples.images[spread])
+        return self.pixels.normalise(examples.images[spread(examples, self.settings.calibration)])
 
     def score_subnets(self, weights: Weights, architectures: Sequence[Architecture], examples: Examples, train: Examples) -> list[Scored]:
         """Score subnets of a supernet: one pass measures the statistics on training images and the logits on examples."""

@@ -19,6 +19,7 @@ from fedloom.core.method import Answer
 from fedloom.methods import perfedsde
 from fedloom.spaces.budget import Bounded
 from fedloom.testing import Played
+from fedloom.training.scoring import Scored
 from support.perfedsde import overheard
 from support.untrained import FakeGenerator, fake_generator, loading
 
@@ -206,6 +207,25 @@ def test_without_an_archive_the_whole_population_is_trained(
     with overheard(played.method) as secrets:
         played.round()
     assert trained == [[one.architecture for one in perfedsde.best_first(secrets.scored[0])[:size]]]
+
+
+def test_in_a_race_what_is_trained_and_chosen_was_scored_on_all_images(
+    tiny: Tiny, generators: list[FakeGenerator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of a first stage come after all others, in a population and when offspring join it."""
+    raced: list[list[Scored]] = []
+    race = perfedsde.race
+    monkeypatch.setattr(perfedsde, "race", lambda *given: (found := race(*given), raced.extend(found))[0])
+    played = Played(tiny("perfedsde.racing=0.5", "perfedsde.population=6", "perfedsde.iterations=2", "participants=1"))
+    (answer,) = played.round()
+    assert [len(found) for found in raced] == [6, 2, 2]
+    assert [sum(not one.score.rough for one in found) for found in raced] == [2, 1, 1]
+    population: list[Scored] = []
+    for found in raced:
+        population = perfedsde.best_first([*population, *found])[:6]
+    assert [one.score.rough for one in population] == [False] * 4 + [True] * 2
+    assert population_of(answer) == [one.architecture for one in population]
+    assert answer.diary.evaluated_architectures == 6 + 2 + 2
 
 
 def test_stages_and_numbers_in_the_diary(tiny: Tiny, generators: list[FakeGenerator]) -> None:
