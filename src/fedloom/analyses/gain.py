@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedloom.assemble import Reopened
 from fedloom.core.architecture import Architecture
@@ -164,7 +163,7 @@ def _network(run: Reopened, client: str) -> Network:
     _, facts = load_model(path)  # refuses what is missing, damaged or does not fit
     arrays, _ = read_arrays(path)
     measured = ("running_mean", "running_var")  # statistics, which are measured anew
-    weights: dict[str, Tensor] = run.tools.tensors({name: array for name, array in arrays.items() if not name.endswith(measured)})
+    weights = run.tools.tensors({name: array for name, array in arrays.items() if not name.endswith(measured)})
     architecture = Architecture.parse(facts["architecture"])
     run.tools.supernet.space.check(architecture)
     return Network(architecture, weights)

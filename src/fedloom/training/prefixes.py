@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedloom.supernets.base import Piece, Supernet, Weights
 from fedloom.supernets.elastic import Statistics
+from fedloom.training.packed import Packed
 
 # Bounds of a walk in groups; they change memory and speed, not results.
 HELD_BYTES = 8e9  # what nodes have computed for those that follow
@@ -108,7 +109,7 @@ class Groups:
     """Walks over networks of several clients who have equally many images.
 
     weights: the supernet of each client. parts: the images of each client, (n, c, h, w) at a time; the first ``rows`` of its first part
-    measure the statistics, which serve for all parts.
+    measure the statistics, which serve for all parts. Their precision is that of all activations.
     """
 
     def __init__(self, supernet: Supernet[Any], weights: Mapping[int, Weights], parts: Mapping[int, Sequence[Tensor]], rows: int) -> None:
@@ -116,7 +117,7 @@ class Groups:
         one, *others = weights.values()
         self.shared = all(other is one for other in others)
         # as they are where all clients have the same ones, else (clients, …)
-        self.weights = one if self.shared else {name: torch.stack([own[name] for own in weights.values()]) for name in one}
+        self.weights = (Packed.of(one) if self.shared else Packed.stack(list(weights.values()))).to(next(iter(parts.values()))[0].dtype)
         self.row = {client: row for row, client in enumerate(weights)}
 
     def run(self, networks: Sequence[Network]) -> Iterator[tuple[list[Network], Tensor]]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fedloom.core.client_site import Examples
 from fedloom.training.scoring import Request, Scored, Scorer, best_first, spread
+from fedloom.training.together import together
 
 FINAL = 1 / 3  # share of the architectures that reach it, rounded up
 FEWEST = 32  # images that measure normalisation statistics in the first stage, where there are as many
@@ -20,10 +21,10 @@ FEWEST = 32  # images that measure normalisation statistics in the first stage, 
 def race(scorer: Scorer, requests: Sequence[Request], share: float) -> list[list[Scored]]:
     """What ``scorer.score_many`` gives, with rough scores. share: of the images, and of those for statistics, in the first stage."""
     full = scorer.settings.calibration
-    quick = Scorer(scorer.supernet, replace(scorer.settings, calibration=min(full, max(FEWEST, round(share * full)))), scorer.pixels)
-    first = quick.score_many([replace(request, examples=part(request.examples, share)) for request in requests])
+    quick = scorer.quick(min(full, max(FEWEST, round(share * full))))
+    first = together(quick.score_many, [replace(request, examples=part(request.examples, share)) for request in requests])
     finalists = [[one.architecture for one in best_first(scored)[: math.ceil(FINAL * len(scored))]] for scored in first]
-    final = scorer.score_many([replace(one, architectures=best) for one, best in zip(requests, finalists, strict=True)])
+    final = together(scorer.score_many, [replace(one, architectures=best) for one, best in zip(requests, finalists, strict=True)])
     return [_merged(rough, exact) for rough, exact in zip(first, final, strict=True)]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,12 @@ from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.chain import Chain
 from fedloom.supernets.elastic import Statistics
 from fedloom.training.local import Teacher
+from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
 from fedloom.training.prefixes import Groups, Network, one_by_one
-from fedloom.training.recipe import TrainingSettings
+from fedloom.training.recipe import TrainingSettings, computing
+from fedloom.training.stacked import stacked
+from fedloom.training.together import together
 
 CHUNK = 1000  # images per forward pass when statistics are known
 # Bounds of a masked pass over several architectures; they change memory and speed, not results.
@@ -57,6 +60,21 @@ class Request:
     train: Examples
 
 
+class NetworkRequest(NamedTuple):
+    """A plain network to score on several parts of a client's data, with statistics of its training images."""
+
+    plain: Weights
+    architecture: Architecture
+    train: Examples
+    parts: Sequence[Examples]
+
+
+@dataclass(frozen=True)
+class Measured:
+    statistics: Statistics
+    scores: tuple[Score, ...]  # one per part
+
+
 def best_first(candidates: Sequence[Scored]) -> list[Scored]:
     """By accuracy, then loss, then choices: a total order, so that equal scores never depend on the order of arrival.
 
@@ -73,6 +91,7 @@ def spread(examples: Examples | ServerImages, count: int) -> Tensor:
 class Scorer:
     def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels) -> None:
         self.supernet, self.settings, self.pixels = supernet, settings, pixels
+        self._quick: dict[int, Scorer] = {}
 
     def calibration_images(self, examples: Examples | ServerImages) -> Tensor:
         """Up to ``calibration`` training images, spread evenly over them (examples may lie sorted by class)."""
@@ -80,14 +99,20 @@ class Scorer:
 
     def score_subnets(self, weights: Weights, architectures: Sequence[Architecture], examples: Examples, train: Examples) -> list[Scored]:
         """Score subnets of a supernet: one pass measures the statistics on training images and the logits on examples."""
-        return self.score_many([Request(weights, architectures, examples, train)])[0]
+        return together(self.score_many, [Request(weights, architectures, examples, train)])[0]
+
+    def quick(self, calibration: int) -> Scorer:
+        """One that measures statistics on fewer images; the same one when asked again, so that clients can ask together."""
+        if calibration not in self._quick:
+            self._quick[calibration] = Scorer(self.supernet, replace(self.settings, calibration=calibration), self.pixels)
+        return self._quick[calibration]
 
     @torch.no_grad()
     def score_many(self, requests: Sequence[Request]) -> list[list[Scored]]:
         """What ``score_subnets`` gives for each request. In groups, requests with equally many images run together."""
         results: dict[tuple[int, int], Tensor] = {}  # (2,) accuracy and loss by request and place in it
-        for together in self._together(requests):
-            for network, result in self._results(together):
+        for alike in self._alike(requests):
+            for network, result in self._results(alike):
                 results[network.client, network.place] = result
         if not results:
             return [[] for _ in requests]
@@ -98,14 +123,14 @@ class Scorer:
             for client, request in enumerate(requests)
         ]
 
-    def _together(self, requests: Sequence[Request]) -> Iterable[dict[int, Request]]:
+    def _alike(self, requests: Sequence[Request]) -> Iterable[dict[int, Request]]:
         """Requests by their numbers, those that can run in groups together in one."""
         found: dict[object, dict[int, Request]] = {}
         for client, request in enumerate(requests):
-            alike = (len(request.examples), min(self.settings.calibration, len(request.train)))
+            counts = (len(request.examples), min(self.settings.calibration, len(request.train)))
             in_groups = self.grouped(request.examples.images.device)
             if request.architectures:
-                found.setdefault(alike if in_groups else client, {})[client] = request
+                found.setdefault(counts if in_groups else client, {})[client] = request
         return found.values()
 
     def _results(self, requests: Mapping[int, Request]) -> Iterator[tuple[Network, Tensor]]:
@@ -122,11 +147,12 @@ class Scorer:
         calibration, images = next(iter(pixels.values()))
         rows = len(calibration)
         if self.grouped(images.device):
-            parts = {client: _in_parts(*both) for client, both in pixels.items()}
+            dtype = computing(self.settings, next(iter(next(iter(requests.values())).weights.values())))
+            parts = {client: [part.to(dtype) for part in _in_parts(*both)] for client, both in pixels.items()}
             groups = Groups(self.supernet, {client: request.weights for client, request in requests.items()}, parts, rows)
             for some, logits in groups.run(networks):
                 labels = torch.stack([requests[network.client].examples.labels for network in some])
-                yield from zip(some, torch.vmap(_measure)(logits, labels), strict=True)
+                yield from zip(some, torch.vmap(_measure)(logits.to(pixels[some[0].client][0].dtype), labels), strict=True)
             return
         (request,) = requests.values()
         labels = request.examples.labels
@@ -173,10 +199,64 @@ class Scorer:
         pays = device.type == "cuda" and self.supernet.masks_pay and self.at_once(images) >= ENOUGH_FOR_MASKS
         return self.settings.execution == "masked" or (self.settings.execution == "auto" and pays and not self.grouped(device))
 
-    def at_once(self, images: int) -> int:
-        """How many architectures fit into ``MASKED_BYTES`` with this many images; at least one."""
-        activations = self.supernet.space.cost(self.supernet.space.named["largest"]).activations
+    def at_once(self, images: int, architecture: Architecture | None = None) -> int:
+        """How many architectures, all as large as this or the largest, fit into ``MASKED_BYTES`` with this many images; at least one."""
+        activations = self.supernet.space.cost(architecture or self.supernet.space.named["largest"]).activations
         return max(1, int(MASKED_BYTES // (4 * images * activations * ALIVE)))
+
+    # -- plain networks ----------------------------------------------------------
+    def score_networks(self, requests: Sequence[NetworkRequest]) -> list[Measured]:
+        """Of several plain networks, and of those that other clients ask for together with them."""
+        return together(self._score_networks, requests)
+
+    @torch.no_grad()
+    def _score_networks(self, requests: Sequence[NetworkRequest]) -> list[Measured]:
+        alike: dict[Hashable, list[int]] = {}
+        for number, request in enumerate(requests):
+            if not stacked(self.settings, request.train.labels.device):
+                alike[number] = [number]
+                continue
+            counts = tuple(len(part) for part in request.parts)
+            alike.setdefault((request.architecture, min(self.settings.calibration, len(request.train)), counts), []).append(number)
+        results: dict[int, Measured] = {}
+        for numbers in alike.values():
+            first = requests[numbers[0]]
+            if not stacked(self.settings, first.train.labels.device):
+                statistics = self.calibrate(first.plain, first.architecture, first.train)
+                scores = [self.score_network(first.plain, first.architecture, statistics, part) for part in first.parts]
+                results[numbers[0]] = Measured(statistics, tuple(scores))
+                continue
+            several = self.at_once(self.settings.calibration + sum(map(len, first.parts)), first.architecture)
+            for start in range(0, len(numbers), several):
+                some = numbers[start : start + several]
+                results |= dict(zip(some, self._score_stack([requests[number] for number in some]), strict=True))
+        return [results[number] for number in range(len(requests))]
+
+    def _score_stack(self, requests: Sequence[NetworkRequest]) -> list[Measured]:
+        """Networks of one architecture with equally many images, in one pass that measures their statistics as well."""
+        architecture, counts = requests[0].architecture, [len(part) for part in requests[0].parts]
+        weights = Packed.stack([request.plain for request in requests])
+        calibration = [self.calibration_images(request.train) for request in requests]
+        images = [self.pixels.normalise(torch.cat([part.images for part in request.parts])) for request in requests]
+        rows, pixels = len(calibration[0]), torch.stack([torch.cat(both) for both in zip(calibration, images, strict=True)])
+
+        def one(own: Weights, pixels: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+            statistics = Statistics(rows=rows)
+            return self.supernet.forward(pixels, own, architecture, statistics)[rows:], dict(statistics)
+
+        logits, measured = torch.vmap(one)(weights.views, pixels)  # (networks, n, classes)
+        found = [
+            torch.stack([_measure(own, part.labels) for own, part in zip(row.split(counts), request.parts, strict=True)])
+            for row, request in zip(logits, requests, strict=True)
+        ]
+        numbers = torch.stack(found).tolist()  # (networks, parts, 2)
+        return [
+            Measured(
+                Statistics({name: (mean[row], variance[row]) for name, (mean, variance) in measured.items()}),
+                tuple(Score(*one) for one in numbers[row]),
+            )
+            for row in range(len(requests))
+        ]
 
     @torch.no_grad()
     def calibrate(self, plain: Weights, architecture: Architecture, train: Examples | ServerImages) -> Statistics:

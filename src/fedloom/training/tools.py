@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData, ClientSite, Diary, Examples, PersonalModel
@@ -26,7 +25,7 @@ from fedloom.training.local import NetworkJob, Trainer
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, falling
-from fedloom.training.scoring import Scorer
+from fedloom.training.scoring import NetworkRequest, Scorer
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class Tools:
             jobs = [NetworkJob(plain, architecture, data.train, rates, rng(seed, "finetune")) for rates in courses]
             trained = self.trainer.train_networks(jobs)
             tuned = [plain, *(one.weights for one in trained)]
-            scores = self.scorer.score_networks([(weights, architecture, data.train, (self.selecting(data),)) for weights in tuned])
+            scores = self.scorer.score_networks([NetworkRequest(own, architecture, data.train, (self.selecting(data),)) for own in tuned])
         best = min(range(len(tuned)), key=lambda number: scores[number].scores[0].rank)
         return self.keep(site, architecture, tuned[best], sum(one.macs for one in trained))
 
@@ -164,7 +163,7 @@ class Tools:
         """What a network achieves at its client, for the client's diary, and the statistics it was tested with."""
         data = site.data
         with site.clock("test"):
-            (measured,) = self.scorer.score_networks([(plain, architecture, data.train, (data.validation, data.test))])
+            (measured,) = self.scorer.score_networks([NetworkRequest(plain, architecture, data.train, (data.validation, data.test))])
             validation, test = measured.scores
         stored = sum(tensor.numel() for tensor in plain.values())
         diary = Diary(
