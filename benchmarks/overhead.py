@@ -33,7 +33,7 @@ from fedloom.data.readers import read
 from fedloom.data.splits import Federation, make_split
 from fedloom.report.terminal.live import LiveView
 from fedloom.supernets.base import Weights
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.training.tools import Tools
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"

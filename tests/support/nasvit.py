@@ -12,9 +12,9 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.spaces.base import ImageShape, round_to_eight
 from fedloom.spaces.nasvit import ConvolutionBlock, NASViT, NASViTSettings
-from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.foreign import PUBLIC
 from fedloom.supernets.nasvit import NASViTSupernet
+from fedloom.supernets.normalisation import Statistics
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32, some forty blocks, logits of order one
 

@@ -21,8 +21,8 @@ from fedloom.core.seeds import rng
 from fedloom.files import DIGEST, open_plain, read_arrays, write_arrays
 from fedloom.models.personal import KEY, MODEL, supernet_of
 from fedloom.supernets.base import Supernet, Weights
-from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.foreign import PUBLIC
+from fedloom.supernets.normalisation import Statistics
 
 WEIGHTS = "fedloom.weights/1"
 CLASSIFIER = "classifier."  # the part of every supernet that depends on the number of classes

@@ -23,7 +23,7 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, Cost, ImageShape, SearchSpace
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.supernets.plain import StandAlone
 
 Weights = Mapping[str, Tensor]

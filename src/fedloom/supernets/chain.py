@@ -12,7 +12,7 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.spaces.base import Cost, Tally
 from fedloom.supernets.base import Region, Space, Supernet, Weights
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 
 
 class Link(Protocol):

@@ -22,7 +22,8 @@ from fedloom.core.architecture import Architecture
 from fedloom.spaces.darts import DARTS, Cell, DARTSSettings, Layer, Part
 from fedloom.spaces.genotype import EDGES, INPUTS, KINDS, NODES
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
-from fedloom.supernets.elastic import EPS, Statistics, batch_norm, convolved, pointwise
+from fedloom.supernets.elastic import batch_norm, convolved, pointwise
+from fedloom.supernets.normalisation import EPS, Statistics
 
 WHOLE = slice(None)
 SMALL = 2**15  # numbers in a state up to which a few grouped kernels take less time (on a CPU down to half) than many single ones

@@ -2,112 +2,47 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active as under_vmap
 
-EPS = 1e-5
+from fedloom.supernets import fused
+from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics, plain_batch_norm
+
+Extent = tuple[Tensor | None, Tensor | None]  # reach and active channels of a kernel, () each
 GROUP = 8  # channels per group; divides every width of every space
-SHORT = 256  # pixels whose sum in single precision, one by one, is off by a few roundings only
-FEW = 2**16  # numbers that are summed in double precision faster than in blocks
-
-
-class Statistics(dict[str, tuple[Tensor, Tensor]]):
-    """Means and variances of every batch normalisation of one architecture, by layer name.
-
-    With ``rows`` > 0 a forward pass measures them on its first ``rows`` images and normalises all images with them: a subnet is
-    calibrated and scored in one pass.
-    """
-
-    def __init__(self, known: Mapping[str, tuple[Tensor, Tensor]] | None = None, rows: int = 0) -> None:
-        super().__init__(known or {})
-        self.rows = rows
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, name: str, statistics: Statistics | None, mask: Tensor | None = None
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    name: str,
+    statistics: Statistics | None,
+    mask: Tensor | None = None,
+    act: str = "none",
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """With a mask, (channels,) booleans, the other channels come out as zero and leave no statistics.
-
-    The mask multiplies scale and shift, not the output: no further pass over the activations.
-    """
-    if mask is not None:
-        weight = mask.to(x.dtype) if weight is None else weight * mask
-        bias = bias if bias is None else bias * mask
+    """Normalisation, then an activation, then the residual added. With a mask, (channels,) booleans, the other channels come out as
+    zero before the residual, and leave no statistics."""
+    if not fused.runs(x):
+        y = ACTIVATIONS[act](plain_batch_norm(x, weight, bias, name, statistics, mask))
+        return y if residual is None else residual + y
     if statistics is None:
-        return _by_own_moments(x, weight, bias)
+        return fused.norm_act(x, weight, bias, mask, act, residual)
     if statistics.rows:
-        statistics[name] = _moments(x[: statistics.rows], mask)
+        y, *moments = fused.norm_act_rows(x, weight, bias, statistics.rows, mask, act, residual)
+        statistics[name] = (moments[0], moments[1])
+        return y
     mean, variance = statistics[name]
-    if mask is None:
-        return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=EPS)
-    # Under vmap the library's kernel is several times slower on small maps than one multiplication and addition.
-    assert weight is not None
-    scale = torch.rsqrt(variance + EPS) * weight
+    scale = torch.rsqrt(variance + EPS)
+    scale = scale if weight is None else scale * weight
     shift = (0.0 if bias is None else bias) - mean * scale
-    return torch.addcmul(shift[:, None, None], x, scale[:, None, None])
-
-
-def _by_own_moments(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """As in training. On a CPU long sums are exact (see ``_moments``); for short ones that would cost a sixth of a small network's step."""
-    if x.is_cuda or x.numel() <= SHORT * x.shape[1]:
-        return F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
-    if x.numel() < FEW or under_vmap():
-        weight, bias = (None if part is None else part.double() for part in (weight, bias))
-        return F.batch_norm(x.double(), None, None, weight, bias, training=True, eps=EPS).to(x.dtype)
-    return _BatchNorm.apply(x, weight, bias)
-
-
-def _moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance per channel; masked channels have mean 0 and variance 1.
-
-    On a CPU they are as exact as sums in double precision. The library's are not where channels lie last: it adds pixel after pixel in
-    single precision. So many pixels are added in blocks, each short, and few in double precision.
-    """
-    if x.is_cuda and mask is None:  # two launches instead of five
-        mean, inverse = torch.batch_norm_stats(x, 0.0)
-        return mean, inverse.pow(-2)
-    if mask is not None or under_vmap():
-        variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
-        return (mean, variance) if mask is None else (torch.where(mask, mean, 0.0), torch.where(mask, variance, 1.0))
-    x, channels = x.detach(), x.shape[1]
-    blocks = 1 if x.numel() < FEW else _blocks(x.numel() // channels)
-    if blocks == 1:
-        mean, variance = torch.batch_norm_update_stats(x.double(), None, None, 0.0)
-    else:
-        found = torch.batch_norm_update_stats(x.permute(0, 2, 3, 1).reshape(-1, blocks * channels), None, None, 0.0)
-        means, variances = (moment.double().view(blocks, channels) for moment in found)
-        mean = means.mean(0)
-        variance = (variances + (means - mean).square()).mean(0)
-    return mean.to(x.dtype), variance.to(x.dtype)
-
-
-@cache
-def _blocks(pixels: int) -> int:
-    """Into how many blocks of equal length to split a sum: about the square root; 1 where no such number divides it."""
-    root = math.isqrt(pixels)
-    return next((count for count in range(root, root // 2, -1) if pixels % count == 0), 1)
-
-
-class _BatchNorm(torch.autograd.Function):
-    """Batch normalisation in training by ``_moments``; the gradient is the library's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        mean, variance = _moments(x)
-        ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + EPS))
-        return F.batch_norm(x, mean, variance, weight, bias, training=False, eps=EPS)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, weight, mean, inverse = ctx.saved_tensors
-        return torch.ops.aten.native_batch_norm_backward(gradient, x, weight, None, None, mean, inverse, True, EPS, ctx.needs_input_grad)
+    if mask is not None:
+        scale, shift = torch.where(mask, scale, 0.0), torch.where(mask, shift, 0.0)
+    return fused.affine_act(x, scale, shift, act, residual)
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -138,21 +73,31 @@ def only(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A 1x1 convolution. On a CPU a matrix product over the channels does it several times faster on small maps."""
-    if x.is_cuda:
+    """A 1x1 convolution. A matrix product over the channels does it several times faster on small maps on a CPU, and on a GPU for
+    several networks at once."""
+    if x.is_cuda and not fused.runs(x):
         return F.conv2d(x, weight, bias)
     return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
-def convolved(x: Tensor, weight: Tensor, stride: int = 1, dilation: int = 1) -> Tensor:
+def convolved(
+    x: Tensor, weight: Tensor, stride: int = 1, dilation: int = 1, reach: Tensor | None = None, active: Tensor | None = None
+) -> Tensor:
     """A convolution that keeps the side unless it has a stride; weight: (outputs, inputs of a group, kernel, kernel).
 
-    On a GPU the layout decides who computes a depth-wise one. With channels last it is cuDNN, which builds a kernel for every new shape,
-    a tenth of a second each, and every new architecture has new shapes. Otherwise it is torch's own kernel, one for all shapes.
+    reach, active: of a masked depth-wise one, how far from the middle its taps go and how many channels matter, which saves work.
+
+    On a GPU the layout decides who computes a depth-wise one in full precision. With channels last it is cuDNN, which builds a kernel for
+    every new shape, a tenth of a second each, and every new architecture has new shapes. Otherwise it is torch's own kernel.
     """
     groups, kernel = x.shape[1] // weight.shape[1], weight.shape[-1]
     if kernel == 1 and groups == 1 and stride == 1:
         return pointwise(x, weight)
+    if fused.runs(x) and groups == x.shape[1] == weight.shape[0] and kernel > 1:
+        return fused.depthwise(x, weight, stride, dilation, reach, active)
+    if fused.runs(x) and groups == 1 and dilation == 1:  # a matrix product: under vmap a convolution would become one in groups
+        around = F.pad(x, [kernel // 2] * 4).unfold(2, kernel, stride).unfold(3, kernel, stride)  # (n, c, h, w, kernel, kernel)
+        return F.linear(around.permute(0, 2, 3, 1, 4, 5).flatten(3), weight.flatten(1)).permute(0, 3, 1, 2)
     x = x.contiguous() if x.is_cuda and groups > 1 else x
     return F.conv2d(x, weight, None, stride, dilation * (kernel // 2), dilation, groups)
 
@@ -166,14 +111,19 @@ def normed(
     stride: int = 1,
     mask: Tensor | None = None,
     norm: str = "batch",
+    act: str = "none",
+    residual: Tensor | None = None,
+    extent: Extent = (None, None),
 ) -> Tensor:
-    """A convolution and its normalisation, with the weights under ``name`` unless another kernel is given."""
+    """A convolution, its normalisation and an activation, with the weights under ``name`` unless another kernel is given; then the
+    residual is added. extent: what of a masked depth-wise kernel is not zero, its reach and its channels."""
     kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
-    x = convolved(x, kernel, stride)
+    x = convolved(x, kernel, stride, 1, *extent)
     scale, shift = weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"]
     if norm == "group":
-        return group_norm(x, scale, shift, mask)
-    return batch_norm(x, scale, shift, f"{name}.norm", statistics, mask)
+        y = ACTIVATIONS[act](group_norm(x, scale, shift, mask))
+        return y if residual is None else residual + y
+    return batch_norm(x, scale, shift, f"{name}.norm", statistics, mask, act, residual)
 
 
 def biased(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:

@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.supernets.elastic import EPS, Statistics, batch_norm, under_vmap
+from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics, plain_batch_norm, under_vmap
 
-ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "hardswish": F.hardswish, "silu": F.silu}  # all keep 0 at 0
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = False  # tests: run the kernels on a CPU; needs TRITON_INTERPRET=1 before Triton is imported
 
@@ -29,8 +28,14 @@ def available() -> bool:
     return find_spec("triton") is not None
 
 
+def runs(x: Tensor) -> bool:
+    """Whether layers leave this to the kernels: in half precision, and several networks at once. One network in full precision is the
+    reference, by torch's own operations."""
+    return _runs(x) and (x.dtype != torch.float32 or under_vmap())
+
+
 def _runs(x: Tensor) -> bool:
-    """Whether the kernels compute this."""
+    """Whether the kernels can compute this."""
     here = x.is_cuda or (INTERPRETED and os.environ.get("TRITON_INTERPRET") == "1")
     return here and x.dtype in PRECISIONS and available()
 
@@ -110,7 +115,7 @@ def plain_depthwise(
 def plain_norm_act(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None = None, act: str = "none", residual: Tensor | None = None
 ) -> Tensor:
-    y = batch_norm(_single(x), weight, bias, "", None, mask)
+    y = plain_batch_norm(_single(x), weight, bias, "", None, mask)
     return _added(ACTIVATIONS[act](y).to(x.dtype), residual)
 
 
@@ -124,7 +129,7 @@ def plain_norm_act_rows(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     statistics = Statistics(rows=rows)
-    y = batch_norm(_single(x), weight, bias, "norm", statistics, mask)
+    y = plain_batch_norm(_single(x), weight, bias, "norm", statistics, mask)
     return _added(ACTIVATIONS[act](y).to(x.dtype), residual), *statistics["norm"]
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fedloom.spaces.convolutions import InvertedBlock, Outline
 from fedloom.supernets.base import Weights, resized
-from fedloom.supernets.elastic import EPS, GROUP, Statistics, normed, only, pointwise, squeezed
+from fedloom.supernets.elastic import GROUP, Extent, normed, only, pointwise, squeezed
+from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics
 
-Activation = Callable[[Tensor], Tensor]  # keeps 0 at 0
 Masks = tuple[Tensor | None, Tensor | None, Tensor | None]
 ALL: Masks = (None, None, None)  # nothing is masked
 
@@ -24,7 +24,7 @@ def run_network(
     outline: Outline[Any],
     run: Callable[[Tensor, Any], Tensor],
     statistics: Statistics | None,
-    act: Activation,
+    act: str,
     masks: Masks = ALL,
     norm: str = "batch",
 ) -> Tensor:
@@ -41,26 +41,26 @@ def run_stem(
     weights: Weights,
     stride: int,
     statistics: Statistics | None,
-    act: Activation,
+    act: str,
     mask: Tensor | None = None,
     norm: str = "batch",
 ) -> Tensor:
     """x: images at the side that the network sees them."""
-    return act(normed(x, weights, "stem", statistics, stride=stride, mask=mask, norm=norm))
+    return normed(x, weights, "stem", statistics, stride=stride, mask=mask, norm=norm, act=act)
 
 
 def run_head(
     x: Tensor,
     weights: Weights,
     statistics: Statistics | None,
-    act: Activation,
+    act: str,
     mask: Tensor | None = None,
     features: Tensor | None = None,
     norm: str = "batch",
 ) -> Tensor:
     """(n, classes) logits from the last map. mask, features: of the channels of its two layers."""
-    x = act(normed(x, weights, "head", statistics, mask=mask, norm=norm)).mean((2, 3), keepdim=True)
-    x = act(pointwise(x, weights["features.conv.weight"])).flatten(1)
+    x = normed(x, weights, "head", statistics, mask=mask, norm=norm, act=act).mean((2, 3), keepdim=True)
+    x = ACTIVATIONS[act](pointwise(x, weights["features.conv.weight"])).flatten(1)
     x = x if features is None else only(x, features)
     return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
 
@@ -71,27 +71,28 @@ def run_branch(
     block: InvertedBlock,
     kernel: Tensor,
     statistics: Statistics | None,
-    act: Activation,
+    act: str,
     masks: Masks = ALL,
     norm: str = "batch",
+    residual: Tensor | None = None,
+    extent: Extent = (None, None),
 ) -> Tensor:
-    """A block without its shortcut; masks: of its middle channels, squeeze-excite units and outputs."""
+    """A block without its shortcut, or with it as the residual; masks: of its middle channels, squeeze-excite units and outputs;
+    extent: of its masked kernel."""
     middle, hidden, outputs = masks
-    y = act(normed(x, weights, f"{block.name}.expand", statistics, mask=middle, norm=norm)) if block.expands else x
-    y = act(normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, middle, norm))
+    y = normed(x, weights, f"{block.name}.expand", statistics, mask=middle, norm=norm, act=act) if block.expands else x
+    y = normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, middle, norm, act, extent=extent)
     y = squeezed(y, weights, f"{block.name}.squeeze", hidden) if block.squeeze else y
-    return normed(y, weights, f"{block.name}.project", statistics, mask=outputs, norm=norm)
+    return normed(y, weights, f"{block.name}.project", statistics, mask=outputs, norm=norm, residual=residual)
 
 
 # -- ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain`` --------------------
 class PlainNetwork(nn.Module):
     """One architecture. block_of: makes the module of a block."""
 
-    def __init__(
-        self, outline: Outline[Any], block_of: Callable[[Any], nn.Module], act: Activation, input_size: int, norm: str = "batch"
-    ) -> None:
+    def __init__(self, outline: Outline[Any], block_of: Callable[[Any], nn.Module], act: str, input_size: int, norm: str = "batch") -> None:
         super().__init__()
-        self.outline, self.act, self.input_size = outline, act, input_size
+        self.outline, self.act, self.input_size = outline, ACTIVATIONS[act], input_size
         self.stem = normed_convolution(outline.image.channels, outline.stem, 3, outline.stem_stride, norm=norm)
         for block in outline.blocks:  # "first", "stage1.block1", …
             stage, _, place = block.name.partition(".")
@@ -116,9 +117,9 @@ class PlainNetwork(nn.Module):
 class PlainBranch(nn.Module):
     """A block without its shortcut."""
 
-    def __init__(self, block: InvertedBlock, act: Activation, norm: str = "batch") -> None:
+    def __init__(self, block: InvertedBlock, act: str, norm: str = "batch") -> None:
         super().__init__()
-        self.act = act
+        self.act = ACTIVATIONS[act]
         self.expand = normed_convolution(block.inputs, block.middle, norm=norm) if block.expands else None
         self.depth = normed_convolution(block.middle, block.middle, block.kernel, block.stride, block.middle, norm)
         self.squeeze = SqueezeExcite(block.middle, block.squeeze) if block.squeeze else None

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
@@ -16,8 +15,9 @@ from fedloom.spaces.convolutions import Head, Stem
 from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, KERNELS, STAGES, Block, MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.base import SUPERNETS, Region, Weights, resized
 from fedloom.supernets.chain import Chain
-from fedloom.supernets.elastic import Statistics, below, centre, elastic_kernel, masked_kernel, pick
+from fedloom.supernets.elastic import Extent, below, centre, elastic_kernel, masked_kernel, pick
 from fedloom.supernets.inverted import PlainBranch, PlainNetwork, run_branch, run_head, run_network, run_stem
+from fedloom.supernets.normalisation import Statistics
 
 WHOLE = slice(None)
 MATRICES = (".to_five", ".to_three")  # make a smaller kernel of a larger one
@@ -79,9 +79,9 @@ class MobileNetV3Supernet(Chain[MobileNetV3]):
     def run_piece(self, piece: Piece, x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor:
         settings = self.space.settings
         if isinstance(piece, Stem):
-            return run_stem(resized(x, settings.input_size), weights, piece.stride, statistics, F.hardswish, norm=settings.norm)
+            return run_stem(resized(x, settings.input_size), weights, piece.stride, statistics, "hardswish", norm=settings.norm)
         if isinstance(piece, Head):
-            return run_head(x, weights, statistics, F.hardswish, norm=settings.norm)
+            return run_head(x, weights, statistics, "hardswish", norm=settings.norm)
         return self._block(x, weights, piece, _depth_kernel(weights, piece), statistics)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
@@ -99,10 +99,12 @@ class MobileNetV3Supernet(Chain[MobileNetV3]):
             widths = [round_to_eight(block.inputs * expansion) for expansion in EXPANSIONS]
             channels = below(block.middle, pick(widths, expansion_gene))
             hidden = below(block.squeeze, pick([round_to_eight(width // 4) for width in widths], expansion_gene))
-            y = self._block(x, weights, block, kernel, statistics, channels, hidden)
-            return y if index < min(DEPTHS) else torch.where(pick(DEPTHS, depth_gene) > index, y, x)
+            there = pick(DEPTHS, depth_gene) > index
+            extent = pick([side // 2 for side in KERNELS], kernel_gene), pick(widths, expansion_gene) * there
+            y = self._block(x, weights, block, kernel, statistics, channels, hidden, extent)
+            return y if index < min(DEPTHS) else torch.where(there, y, x)
 
-        return run_network(images, weights, outline, run, statistics, F.hardswish, norm=self.space.settings.norm)
+        return run_network(images, weights, outline, run, statistics, "hardswish", norm=self.space.settings.norm)
 
     def _block(
         self,
@@ -113,12 +115,13 @@ class MobileNetV3Supernet(Chain[MobileNetV3]):
         statistics: Statistics | None,
         channels: Tensor | None = None,
         hidden: Tensor | None = None,
+        extent: Extent = (None, None),
     ) -> Tensor:
         """An inverted residual block; under masks, of its active channels and squeeze-excite units. Both activations keep 0 at 0."""
-        act = F.relu if block.activation == "relu" else F.hardswish
+        act = block.activation
         every = None if channels is None else torch.ones(block.outputs, dtype=torch.bool, device=x.device)
-        y = run_branch(x, weights, block, kernel, statistics, act, (channels, hidden, every), self.space.settings.norm)
-        return x + y if block.shortcut else y
+        residual = x if block.shortcut else None
+        return run_branch(x, weights, block, kernel, statistics, act, (channels, hidden, every), self.space.settings.norm, residual, extent)
 
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         taken = self.take(weights, architecture)
@@ -138,7 +141,7 @@ class MobileNetV3Supernet(Chain[MobileNetV3]):
 
     def network(self, architecture: Architecture) -> nn.Module:
         outline, settings = self.space.outline(architecture), self.space.settings
-        return PlainNetwork(outline, partial(PlainBlock, norm=settings.norm), F.hardswish, settings.input_size, settings.norm)
+        return PlainNetwork(outline, partial(PlainBlock, norm=settings.norm), "hardswish", settings.input_size, settings.norm)
 
 
 def _block_regions(block: Block) -> dict[str, Region]:
@@ -177,7 +180,7 @@ def _depth_kernel(weights: Weights, block: Block) -> Tensor:
 
 class PlainBlock(PlainBranch):
     def __init__(self, block: Block, norm: str) -> None:
-        super().__init__(block, F.relu if block.activation == "relu" else F.hardswish, norm)
+        super().__init__(block, block.activation, norm)
         self.shortcut = block.shortcut
 
     def forward(self, x: Tensor) -> Tensor:

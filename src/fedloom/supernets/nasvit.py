@@ -28,11 +28,12 @@ from fedloom.spaces.nasvit import (
 )
 from fedloom.supernets.base import SUPERNETS, Region, Weights, resized
 from fedloom.supernets.chain import Chain
-from fedloom.supernets.elastic import Statistics, below, only, pick, pointwise
+from fedloom.supernets.elastic import below, only, pick, pointwise
 from fedloom.supernets.inverted import PlainNetwork, run_branch, run_head, run_network, run_stem
 from fedloom.supernets.nasvit_attention import attention_block
 from fedloom.supernets.nasvit_plain import plain_block
 from fedloom.supernets.nasvit_weights import Piece, initial, piece_regions
+from fedloom.supernets.normalisation import Statistics
 
 
 @SUPERNETS.add("nasvit", NASViTSettings, "nested weights of convolutions and attention, with scales by depth and number of tokens")
@@ -48,13 +49,13 @@ class NASViTSupernet(Chain[NASViT]):
 
     def run_piece(self, piece: Piece, x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor:
         if isinstance(piece, Stem):
-            return run_stem(resized(x, piece.size), weights, piece.stride, statistics, F.silu)
+            return run_stem(resized(x, piece.size), weights, piece.stride, statistics, "silu")
         if isinstance(piece, Head):
-            return run_head(x, weights, statistics, F.silu)
+            return run_head(x, weights, statistics, "silu")
         if isinstance(piece, AttentionBlock):
             attention_scale, feed_scale = (weights[f"{piece.name}.{branch}.scale.{piece.row}"] for branch in ("attention", "feed"))
             return attention_block(x, weights, piece.name, (attention_scale, feed_scale), piece.width)
-        y = run_branch(x, weights, piece, weights[f"{piece.name}.depth.conv.weight"], statistics, F.silu)
+        y = run_branch(x, weights, piece, weights[f"{piece.name}.depth.conv.weight"], statistics, "silu")
         x = _pooled(x, piece)
         return y + (pointwise(x, weights[f"{piece.name}.shortcut.weight"]) if piece.reshapes else x)
 
@@ -75,16 +76,16 @@ class NASViTSupernet(Chain[NASViT]):
                 middle = inputs * pick(stage.expansions, genes[EXPANSIONS][number])
                 kernel = _masked_kernel(weights[f"{block.name}.depth.conv.weight"], pick(stage.kernels, genes[KERNELS][number]))
                 masks = (below(block.middle, middle), below(block.squeeze, _round_to_eight(middle // 4)), below(block.outputs, outputs))
-                y = run_branch(x, weights, block, kernel, statistics, F.silu, masks)
+                y = run_branch(x, weights, block, kernel, statistics, "silu", masks)
                 y = y + _masked_shortcut(_pooled(x, block), weights, block, inputs, outputs)
             return y if index < depths[0] else torch.where(depth > index, y, x)
 
         masks = (below(outline.stem, widths[0]), below(outline.head, widths[-2] * HEAD_EXPANSION), below(outline.features, widths[-1]))
-        return run_network(images, weights, outline, run, statistics, F.silu, masks)
+        return run_network(images, weights, outline, run, statistics, "silu", masks)
 
     def network(self, architecture: Architecture) -> nn.Module:
         outline = self.space.outline(architecture)
-        return PlainNetwork(outline, plain_block, F.silu, outline.input_size)
+        return PlainNetwork(outline, plain_block, "silu", outline.input_size)
 
     def _largest_at(self, resolution: int) -> Architecture:
         largest = self.space.named["largest"]

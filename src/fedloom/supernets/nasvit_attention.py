@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.spaces.nasvit import HEAD_WIDTH
-from fedloom.supernets.elastic import EPS, convolved
+from fedloom.supernets.elastic import convolved
+from fedloom.supernets.normalisation import EPS
 
 BRANCH = 8  # branches are multiplied by this number over the width
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.spaces.nasvit import HEAD_WIDTH, VALUE_EXPANSION, AnyBlock, AttentionBlock, ConvolutionBlock
-from fedloom.supernets.elastic import EPS
 from fedloom.supernets.inverted import PlainBranch
 from fedloom.supernets.nasvit_attention import BRANCH
+from fedloom.supernets.normalisation import EPS
 
 
 def plain_block(block: AnyBlock) -> nn.Module:
@@ -20,7 +20,7 @@ def plain_block(block: AnyBlock) -> nn.Module:
 
 class PlainConvolutionBlock(PlainBranch):
     def __init__(self, block: ConvolutionBlock) -> None:
-        super().__init__(block, F.silu)
+        super().__init__(block, "silu")
         self.shortcut = nn.Conv2d(block.inputs, block.outputs, 1, bias=False) if block.reshapes else None
         self.stride, self.padding = block.stride, block.size % 2
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 
 
 class StandAlone(nn.Module):

@@ -18,7 +18,7 @@ from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.chain import Chain
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import CLOSE, images_of, mask, masks, measured, weights_of
 from fedloom.testing.spaces import Given, needs_masks
 from fedloom.training import scoring

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import images_of, mask, weights_of
 from fedloom.testing.spaces import Given, needs_masks
 

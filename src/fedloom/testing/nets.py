@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.supernets.base import Region, Supernet
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}  # float32, some twenty layers, logits of order one
 

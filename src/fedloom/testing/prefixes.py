@@ -19,7 +19,7 @@ from fedloom.core.seeds import rng
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.chain import Chain
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.executions import PIXELS, SLICED, examples_of
 from fedloom.testing.nets import images_of, weights_of
 from fedloom.testing.spaces import Given

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import CLOSE, images_of, mask, masks, measured, weights_of
 from fedloom.testing.spaces import Given
 

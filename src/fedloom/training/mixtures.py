@@ -17,7 +17,7 @@ from fedloom.maths.perturbation import Kept, Rank
 from fedloom.maths.relaxation import Table
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Weights
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.training.local import gradients
 from fedloom.training.packed import Packed, flattened
 from fedloom.training.tools import Tools

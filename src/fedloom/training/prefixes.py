@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedloom.supernets.base import Piece, Supernet, Weights
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.training.packed import Packed
 
 # Bounds of a walk in groups; they change memory and speed, not results.

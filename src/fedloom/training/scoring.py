@@ -16,7 +16,7 @@ from fedloom.core.server_site import ServerImages
 from fedloom.maths.distillation import ensemble
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.chain import Chain
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.training.local import Teacher
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels

@@ -20,7 +20,7 @@ from fedloom.maths.averaging import Rule, moved
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from fedloom.training.local import NetworkJob, Trainer
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels

@@ -27,7 +27,7 @@ from fedloom.data.splits import Federation, Split
 from fedloom.models import load_model
 from fedloom.spaces.base import ImageShape
 from fedloom.supernets.base import make_supernet
-from fedloom.supernets.elastic import Statistics
+from fedloom.supernets.normalisation import Statistics
 from support.checks import Fedloom, check_refused, everything, flip_last_byte
 
 # -- what works -------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import ImageShape, round_to_eight
 from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
-from fedloom.supernets.elastic import Statistics, batch_norm, centre, elastic_kernel, group_norm, pointwise
+from fedloom.supernets.elastic import batch_norm, centre, elastic_kernel, group_norm, pointwise
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
+from fedloom.supernets.normalisation import Statistics
 
 
 def space_of(classes: int = 10, size: int = 32, **settings: object) -> MobileNetV3:

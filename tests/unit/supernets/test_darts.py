@@ -15,8 +15,8 @@ from fedloom.core.seeds import rng
 from fedloom.spaces.darts import DARTSSettings, Part, operation_layers
 from fedloom.spaces.genotype import EDGES, OPERATIONS
 from fedloom.supernets.darts import DARTSSupernet, run_part
-from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.foreign import PUBLIC
+from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import images_of, measured, weights_of
 from support.darts import PublishedNetwork, Reduce, one_hot, published, random_state, space_of, tiny_supernet, with_operations
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.supernets.elastic import EPS, FEW, SHORT, Statistics, batch_norm, pointwise
+from fedloom.supernets.elastic import batch_norm, pointwise
+from fedloom.supernets.normalisation import EPS, FEW, SHORT, Statistics
 
 SHAPES = [  # images, channels, side; 7 and 499 are prime: little to split a sum by
     (50, 8, 2),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.supernets import fused
-from fedloom.supernets.elastic import EPS
+from fedloom.supernets.normalisation import EPS
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 interpreted = pytest.mark.usefixtures("interpreter")

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import round_to_eight
 from fedloom.spaces.nasvit import NASViT, NASViTSettings
-from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.foreign import PUBLIC
 from fedloom.supernets.nasvit import NASViTSupernet, _round_to_eight
 from fedloom.supernets.nasvit_attention import joint_norm, position_bias
+from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import weights_of
 from support.nasvit import CLOSE, imported, narrow, original, public_state, reference, with_values
 

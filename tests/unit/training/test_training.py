@@ -19,8 +19,8 @@ from fedloom.core.client_site import ClientData, ClientSite, Examples
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import ImageShape
 from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
-from fedloom.supernets.elastic import Statistics
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
+from fedloom.supernets.normalisation import Statistics
 from fedloom.training import scoring
 from fedloom.training.local import Trainer, one_of
 from fedloom.training.pixels import Pixels
