@@ -118,18 +118,19 @@ def variants() -> Iterator[tuple[str, dict[str, Any], int]]:
             yield name, flags | {"BP": columns, "BC": 32}, 4
         yield "weight_gradient_kernel", flags | {"BP": 8, "BC": 32}, 8
     for kernel, chosen in itertools.product((3, 5, 7), (False, True)):
-        yield "weight_total_kernel", {"K": kernel, "HAS_REACH": chosen, "HAS_ACTIVE": chosen, "BR": 16, "BC": 32}, 4
+        yield "weight_total_kernel", {"K": kernel, "HAS_REACH": chosen, "HAS_ACTIVE": chosen, "BR": 64, "BC": 32}, 4
     for width, masked in itertools.product((8, 32, 128), (False, True)):
         tile = {"UNIT": 8, "HAS_MASK": masked, "BR": 4096 // width, "BC": width}
-        yield "moments_kernel", tile, 4
+        lower = {"BR": 2048 // width}
+        yield "moments_kernel", tile | lower, 4
         for act in fused.ACTIVATIONS:
             more = {"HAS_WEIGHT": True, "HAS_BIAS": True, "ACT": act}
             yield "apply_kernel", tile | more | {"HAS_MOMENTS": True, "HAS_RESIDUAL": False}, 4
-            yield "gradient_sums_kernel", tile | more, 4
-            yield "gradient_kernel", tile | more | {"BR": 2048 // width}, 4
+            yield "gradient_sums_kernel", tile | more | lower, 4
+            yield "gradient_kernel", tile | more | lower, 4
     yield "apply_kernel", tile | more | {"HAS_MOMENTS": False, "HAS_RESIDUAL": True}, 4
-    yield "moments_total_kernel", {"HAS_MASK": True, "BR": 32, "BC": 32}, 4
-    yield "gradient_total_kernel", {"BR": 32, "BC": 32}, 4
+    yield "moments_total_kernel", {"HAS_MASK": True, "BR": 256, "BC": 16}, 4
+    yield "gradient_total_kernel", {"BR": 256, "BC": 16}, 4
 
 
 def compiled(name: str, constants: dict[str, Any], warps: int, dtype: str) -> dict[str, Any]:

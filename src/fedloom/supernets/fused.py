@@ -263,11 +263,10 @@ class _NormAct(torch.autograd.Function):
             return None, None, None, None, None, None
         x, weight, bias, mask, found = ctx.saved_tensors
         vectors = (_vector(weight), _vector(bias), _bytes(mask))
-        found = found.transpose(0, 1).contiguous()
         dx = totals = None
         if any(ctx.needs_input_grad[:3]):
             dx, totals = _kernels().gradients(_dense(x), _dense(gradient), found, *vectors, ctx.act, ctx.needs_input_grad[0])
-        dw, db = (None, None) if totals is None else (_shared(totals[1], weight), _shared(totals[0], bias))
+        dw, db = (None, None) if totals is None else (_shared(totals[:, 1], weight), _shared(totals[:, 0], bias))
         added = None
         if ctx.residual is not None:
             shared, dtype = ctx.residual
@@ -287,7 +286,7 @@ def _forward(x: Tensor, weight: Any, bias: Any, mask: Any, residual: Any, act: s
     x, flags = _dense(x), _bytes(mask)
     found = _kernels().moments(x, flags, rows, EPS)
     residual = None if residual is None else _dense(residual)
-    return _kernels().apply(x, found, _vector(weight), _vector(bias), flags, residual, act), found.transpose(0, 1)
+    return _kernels().apply(x, found, _vector(weight), _vector(bias), flags, residual, act), found
 
 
 def _vector(vector: Tensor | None) -> Tensor | None:

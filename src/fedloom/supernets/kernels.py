@@ -19,6 +19,7 @@ LANES = 32  # channels of a depth-wise block: one per thread of a warp, so that 
 COLUMNS = 16  # columns of a depth-wise block, four per thread
 FEW = 4  # columns of a block where there are too few blocks to fill a GPU
 PROGRAMS = 1024  # blocks that fill a large GPU; only speed and the order of sums depend on it
+CHUNKS = 512  # most parts of a sum over pixels, so that adding them up takes little time
 TILE = 4096  # numbers in a tile of an element-wise kernel
 
 # What one compiled kernel must serve: Triton would compile anew for sizes of 1 and for multiples of 16.
@@ -445,12 +446,12 @@ def moments_kernel(
     tl.store(partial + c, tl.sum(squares, 0) - total * (total / number), mask=channel < c)
 
 
-@triton.jit(do_not_specialize=["rows", "each", "chunks", "c", "groups", "x_step", "mask_step"])
+@triton.jit(do_not_specialize=["rows", "each", "chunks", "c", "x_step", "mask_step"])
 def moments_total_kernel(
-    x, partial, mask, moments, rows, each, chunks, c, groups, x_step, mask_step, eps,
+    x, partial, mask, moments, rows, each, chunks, c, x_step, mask_step, eps,
     HAS_MASK: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """moments: (3, groups, c), mean, biased variance and 1 / sqrt(variance + eps); 0 and 1 where masked out. Chan et al., 1979."""
+    """moments: (groups, 3, c), mean, biased variance and 1 / sqrt(variance + eps); 0 and 1 where masked out. Chan et al., 1979."""
     parts = tl.cdiv(c, BC)
     pid = tl.program_id(0)
     group, part = pid // parts, pid % parts
@@ -479,16 +480,15 @@ def moments_total_kernel(
     variance = tl.sum(squares, 0)[None, :] / rows
     variance = tl.where(live[None, :], tl.where(variance < 0, 0.0, variance), 1.0)
     inverse = tl.div_rn(tl.full(variance.shape, 1.0, tl.float32), tl.sqrt_rn(variance + eps))
-    moments += group * c + channel[None, :]
-    size = groups * c
+    moments += group * 3 * c + channel[None, :]
     tl.store(moments, origin + further, mask=(channel < c)[None, :])
-    tl.store(moments + size, variance, mask=(channel < c)[None, :])
-    tl.store(moments + 2 * size, inverse, mask=(channel < c)[None, :])
+    tl.store(moments + c, variance, mask=(channel < c)[None, :])
+    tl.store(moments + 2 * c, inverse, mask=(channel < c)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows", "units", "groups", "x_step", "residual_step", "weight_step", "bias_step", "mask_step"])
+@triton.jit(do_not_specialize=["rows", "units", "x_step", "residual_step", "weight_step", "bias_step", "mask_step"])
 def apply_kernel(
-    x, moments, weight, bias, mask, residual, y, rows, units, groups, x_step, residual_step, weight_step, bias_step, mask_step,
+    x, moments, weight, bias, mask, residual, y, rows, units, x_step, residual_step, weight_step, bias_step, mask_step,
     UNIT: tl.constexpr, HAS_MOMENTS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -506,8 +506,8 @@ def apply_kernel(
     there = (row < rows) & _read(channel, live, c, HAS_MASK)
     z = tl.load(x + (group.to(tl.int64) * x_step + block * BR) * c + offsets, mask=there, other=0.0).to(tl.float32)
     if HAS_MOMENTS:
-        z -= _vector(moments, group, 1, channel, live, c, True, 0.0)
-        scale *= _vector(moments + 2 * groups * c, group, 1, channel, live, c, True, 1.0)
+        z -= _vector(moments, group, 3, channel, live, c, True, 0.0)
+        scale *= _vector(moments + 2 * c, group, 3, channel, live, c, True, 1.0)
     z = _activated(_only(z * scale + shift, live, HAS_MASK), ACT)
     keep = (row < rows) & (channel < c)[None, :]
     if HAS_RESIDUAL:
@@ -515,9 +515,9 @@ def apply_kernel(
     tl.store(y + (group.to(tl.int64) * rows + block * BR) * c + offsets, z, mask=keep)
 
 
-@triton.jit(do_not_specialize=["rows", "each", "chunks", "units", "groups", "x_step", "dy_step", "weight_step", "bias_step", "mask_step"])
+@triton.jit(do_not_specialize=["rows", "each", "chunks", "units", "x_step", "dy_step", "weight_step", "bias_step", "mask_step"])
 def gradient_sums_kernel(
-    x, dy, moments, weight, bias, mask, partial, rows, each, chunks, units, groups, x_step, dy_step, weight_step, bias_step, mask_step,
+    x, dy, moments, weight, bias, mask, partial, rows, each, chunks, units, x_step, dy_step, weight_step, bias_step, mask_step,
     UNIT: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -534,8 +534,8 @@ def gradient_sums_kernel(
     dy += (group.to(tl.int64) * dy_step + begin) * c
     place = tl.arange(0, BR)[:, None]
     offsets = place * c + channel[None, :]
-    mean = _vector(moments, group, 1, channel, live, c, True, 0.0)
-    inverse = _vector(moments + 2 * groups * c, group, 1, channel, live, c, True, 1.0)
+    mean = _vector(moments, group, 3, channel, live, c, True, 0.0)
+    inverse = _vector(moments + 2 * c, group, 3, channel, live, c, True, 1.0)
     scale = _vector(weight, group, weight_step, channel, live, c, HAS_WEIGHT, 1.0)
     shift = _vector(bias, group, bias_step, channel, live, c, HAS_BIAS, 0.0)
     read = _read(channel, live, c, HAS_MASK)
@@ -554,9 +554,9 @@ def gradient_sums_kernel(
     tl.store(partial + c, tl.sum(products, 0), mask=channel < c)
 
 
-@triton.jit(do_not_specialize=["chunks", "c", "groups"])
-def gradient_total_kernel(partial, totals, chunks, c, groups, BR: tl.constexpr, BC: tl.constexpr):
-    """totals: (2, groups, c), the sums over chunks."""
+@triton.jit(do_not_specialize=["chunks", "c"])
+def gradient_total_kernel(partial, totals, chunks, c, BR: tl.constexpr, BC: tl.constexpr):
+    """totals: (groups, 2, c), the sums over chunks."""
     parts = tl.cdiv(c, BC)
     pid = tl.program_id(0)
     part, which, group = pid % parts, pid // parts % 2, pid // (2 * parts)
@@ -567,12 +567,12 @@ def gradient_total_kernel(partial, totals, chunks, c, groups, BR: tl.constexpr, 
     for start in range(0, chunks, BR):
         chunk = start + place
         sums += tl.load(partial + chunk * (2 * c), mask=(chunk < chunks) & (channel < c), other=0.0)
-    tl.store(totals + (which * groups + group) * c + channel, tl.sum(sums, 0)[None, :], mask=channel < c)
+    tl.store(totals + (group * 2 + which) * c + channel, tl.sum(sums, 0)[None, :], mask=channel < c)
 
 
-@triton.jit(do_not_specialize=["rows", "units", "groups", "x_step", "dy_step", "weight_step", "bias_step", "mask_step"])
+@triton.jit(do_not_specialize=["rows", "units", "x_step", "dy_step", "weight_step", "bias_step", "mask_step"])
 def gradient_kernel(
-    x, dy, moments, totals, weight, bias, mask, dx, rows, units, groups, x_step, dy_step, weight_step, bias_step, mask_step,
+    x, dy, moments, totals, weight, bias, mask, dx, rows, units, x_step, dy_step, weight_step, bias_step, mask_step,
     UNIT: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -586,12 +586,12 @@ def gradient_kernel(
     row = block * BR + tl.arange(0, BR)[:, None]
     offsets = tl.arange(0, BR)[:, None] * c + channel[None, :]
     there = (row < rows) & _read(channel, live, c, HAS_MASK)
-    mean = _vector(moments, group, 1, channel, live, c, True, 0.0)
-    inverse = _vector(moments + 2 * groups * c, group, 1, channel, live, c, True, 1.0)
+    mean = _vector(moments, group, 3, channel, live, c, True, 0.0)
+    inverse = _vector(moments + 2 * c, group, 3, channel, live, c, True, 1.0)
     scale = _vector(weight, group, weight_step, channel, live, c, HAS_WEIGHT, 1.0)
     shift = _vector(bias, group, bias_step, channel, live, c, HAS_BIAS, 0.0)
-    sums = _vector(totals, group, 1, channel, live, c, True, 0.0) / rows
-    products = _vector(totals + groups * c, group, 1, channel, live, c, True, 0.0) / rows
+    sums = _vector(totals, group, 2, channel, live, c, True, 0.0) / rows
+    products = _vector(totals + c, group, 2, channel, live, c, True, 0.0) / rows
     value = tl.load(x + (group.to(tl.int64) * x_step + block * BR) * c + offsets, mask=there, other=0.0).to(tl.float32)
     dz = tl.load(dy + (group.to(tl.int64) * dy_step + block * BR) * c + offsets, mask=there, other=0.0).to(tl.float32)
     normalised = (value - mean) * inverse
@@ -677,7 +677,7 @@ def depthwise_weight_gradient(
         )  # fmt: skip
         weight_total_kernel[(len(weight) * kernel * kernel * -(-c // 32),)](
             partial, dw, x if reach is None else reach, x if active is None else active, c, chunks, groups // len(weight),
-            kernel, *flags, 16, 32, num_warps=4,
+            kernel, *flags, 64, 32, num_warps=4,
         )  # fmt: skip
     return dw
 
@@ -685,9 +685,9 @@ def depthwise_weight_gradient(
 def _chunked(groups: int, rows: int, c: int) -> tuple[int, int, int, int]:
     """Rows and channels of a tile, rows of a chunk, and chunks."""
     lanes = _lanes(c, 128, 1.25)
-    tall = TILE // lanes
+    tall = TILE // 2 // lanes  # its sums stay in registers
     tiles = -(-rows // tall)
-    each = -(-tiles // max(1, PROGRAMS // (groups * -(-c // lanes)))) * tall
+    each = -(-tiles // max(1, min(CHUNKS, 2 * PROGRAMS // (groups * -(-c // lanes))))) * tall
     return tall, lanes, each, -(-rows // each)
 
 
@@ -697,21 +697,21 @@ def _units(c: int) -> tuple[int, int]:
 
 
 def moments(x: Tensor, mask: Tensor | None, rows: int, eps: float) -> Tensor:
-    """(3, groups, c) mean, variance and inverse deviation of the first ``rows`` images; x: (groups, n, h, w, c), mask: (groups or 1, c)."""
+    """(groups, 3, c) mean, variance and inverse deviation of the first ``rows`` images; x: (groups, n, h, w, c), mask: (groups or 1, c)."""
     groups, _, h, w, c = x.shape
     rows *= h * w
     tall, lanes, each, chunks = _chunked(groups, rows, c)
     units, unit = _units(c)
     partial = x.new_empty(groups, chunks, 2, c, dtype=torch.float32)
-    found = x.new_empty(3, groups, c, dtype=torch.float32)
+    found = x.new_empty(groups, 3, c, dtype=torch.float32)
     masked = x if mask is None else mask
     mask_step = _step(mask, c)
     with torch.cuda.device_of(x):
         moments_kernel[(groups * chunks * -(-c // lanes),)](
             x, masked, partial, rows, each, chunks, units, _step(x, c), mask_step, unit, mask is not None, tall, lanes, num_warps=4
         )
-        moments_total_kernel[(groups * -(-c // 32),)](
-            x, partial, masked, found, rows, each, chunks, c, groups, _step(x, c), mask_step, eps, mask is not None, 32, 32, num_warps=4
+        moments_total_kernel[(groups * -(-c // 16),)](
+            x, partial, masked, found, rows, each, chunks, c, _step(x, c), mask_step, eps, mask is not None, CHUNKS // 2, 16, num_warps=4
         )
     return found
 
@@ -728,7 +728,7 @@ def apply(
     given = [x if part is None else part for part in (found, weight, bias, mask, residual)]
     with torch.cuda.device_of(x):
         apply_kernel[(groups * -(-rows // tall) * -(-c // lanes),)](
-            x, *given, y, rows, units, groups, _step(x, c), _step(residual, c), _step(weight, c), _step(bias, c), _step(mask, c),
+            x, *given, y, rows, units, _step(x, c), _step(residual, c), _step(weight, c), _step(bias, c), _step(mask, c),
             unit, *(part is not None for part in (found, weight, bias, mask, residual)), act, tall, lanes, num_warps=4,
         )  # fmt: skip
     return y
@@ -737,24 +737,23 @@ def apply(
 def gradients(
     x: Tensor, dy: Tensor, found: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, act: str, of_x: bool = True
 ) -> tuple[Tensor | None, Tensor]:
-    """dx, if asked for, and (2, groups, c) the gradients of bias and weight by group."""
+    """dx, if asked for, and (groups, 2, c) the gradients of bias and weight by group."""
     groups, n, h, w, c = x.shape
     rows, (units, unit) = n * h * w, _units(c)
     tall, lanes, each, chunks = _chunked(groups, rows, c)
     partial = x.new_empty(groups, chunks, 2, c, dtype=torch.float32)
-    totals = x.new_empty(2, groups, c, dtype=torch.float32)
+    totals = x.new_empty(groups, 2, c, dtype=torch.float32)
     given = [x if part is None else part for part in (weight, bias, mask)]
     steps = (_step(x, c), _step(dy, c), _step(weight, c), _step(bias, c), _step(mask, c))
     flags = (unit, weight is not None, bias is not None, mask is not None, act)
     dx = x.new_empty(x.shape) if of_x else None
     with torch.cuda.device_of(x):
         gradient_sums_kernel[(groups * chunks * -(-c // lanes),)](
-            x, dy, found, *given, partial, rows, each, chunks, units, groups, *steps, *flags, tall, lanes, num_warps=4
+            x, dy, found, *given, partial, rows, each, chunks, units, *steps, *flags, tall, lanes, num_warps=4
         )
-        gradient_total_kernel[(2 * groups * -(-c // 32),)](partial, totals, chunks, c, groups, 32, 32, num_warps=4)
+        gradient_total_kernel[(2 * groups * -(-c // 16),)](partial, totals, chunks, c, CHUNKS // 2, 16, num_warps=4)
         if dx is not None:
-            tall //= 2  # two maps at once: as many registers
             gradient_kernel[(groups * -(-rows // tall) * -(-c // lanes),)](
-                x, dy, found, totals, *given, dx, rows, units, groups, *steps, *flags, tall, lanes, num_warps=4
+                x, dy, found, totals, *given, dx, rows, units, *steps, *flags, tall, lanes, num_warps=4
             )
     return dx, totals
