@@ -34,14 +34,15 @@ Space = TypeVar("Space", bound=SearchSpace)
 
 class Supernet(ABC, Generic[Space]):
     # Whether masks pay on a GPU: one set of kernels then serves every architecture, at the price of running what it lacks as well.
-    masks_pay: ClassVar[bool] = True
+    # A supernet that has ``masked`` may say that they do not.
+    masks_pay: ClassVar[bool] = False
     # Whether every choice has weights of its own, as in DARTS, instead of a part of the largest one's.
     pathwise: ClassVar[bool] = False
 
     def __init_subclass__(cls, **how: Any) -> None:
         super().__init_subclass__(**how)
-        if cls.masked is Supernet.masked:
-            cls.masks_pay = False
+        if "masked" in vars(cls) and "masks_pay" not in vars(cls):
+            cls.masks_pay = True
 
     def __init__(self, space: Space) -> None:
         self.space = space

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
-from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.packed import Packed, flattened, sgd
@@ -99,7 +98,7 @@ class Stacks:
         """The trained weights of supernets whose steps train regions only. Architectures are inputs: one captured step serves them all.
         In a space with several input sizes rows would differ in shape, so they train one after the other."""
         space = self.supernet.space
-        one_size = type(space).input_sizes is SearchSpace.input_sizes
+        one_size = len(set(space.input_sizes([architecture.choices for architecture in space.named.values()]))) == 1
         most = self._most(space.named["largest"], starts[0]) if one_size else 1
         step_of = lambda sizes: partial(self._subnet_step, sizes)  # noqa: E731
         return self._in_lockstep("supernet", starts, courses, self._stack_subnets, step_of, most)
