@@ -25,6 +25,7 @@ from fedloom.testing.nets import images_of, weights_of
 from fedloom.testing.spaces import Given
 from fedloom.training import prefixes, scoring
 from fedloom.training.prefixes import Groups, Network, grow, nodes_below, one_by_one
+from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Request, Scored, Scorer
 
 LOGITS = 1e-5
@@ -136,6 +137,13 @@ class PrefixContract(Given):
             scored = scorer.score_subnets(weights, architectures, examples, train)
             assert [one.architecture for one in scored] == architectures
             assert [[one.score.accuracy, one.score.loss] for one in scored] == torch.stack(one_after_another(scorer, request)).tolist()
+
+    def test_auto_runs_chains_in_groups_on_a_gpu(self, supernet: Supernet[Any]) -> None:
+        def grouped(execution: str, device: str) -> bool:
+            return Scorer(supernet, TrainingSettings(execution=execution), PIXELS).grouped(torch.device(device))
+
+        assert grouped("auto", "cuda") == isinstance(supernet, Chain)
+        assert not any(grouped(*other) for other in (("auto", "cpu"), ("sliced", "cuda"), ("masked", "cuda")))
 
     @torch.no_grad()
     def test_a_piece_after_others_runs_once(self, supernet: Supernet[Any], monkeypatch: pytest.MonkeyPatch) -> None:
