@@ -31,6 +31,8 @@ DEPTHWISE_SIZES = ["n", "h", "w", "oh", "ow", "c", "x_step", "taps_step", "zero"
 # meets the taps of one kernel column in registers, which gives parts of several rows of the result: loads are 2 * reach + 1 times
 # fewer than multiplications.
 #
+# Threads past the last column read that one again and throw their sums away: no comparison for that in the loop.
+#
 # ``zero`` is 0. Adding ``row * zero`` to an edge keeps the compiler from computing all comparisons before the loop and keeping them in
 # registers, of which there are too few.
 
@@ -48,6 +50,13 @@ def _limit(active, group, c, HAS_ACTIVE: tl.constexpr):
 def tap_row(distance, R, D):
     """Which row of taps is this many rows below the kernel's middle; -1 if none is."""
     return distance // D + R if distance % D == 0 and abs(distance) <= R * D else -1
+
+
+@triton.jit
+def _spot(place, n, columns, first):
+    """Image, counted from the first, and column of a place; past the last place those of the last."""
+    place = tl.minimum(place, n * columns - 1)
+    return place // columns - first, place % columns
 
 
 @triton.jit
@@ -81,7 +90,7 @@ def _taps(taps, channel, live, c, K: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 def _convolve(
-    x, taps, y, sources, targets, start, inside, keep, channel, live, zero, h, w, oh, ow, c,
+    x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c,
     K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """start: (BP, 1) the input column under the kernel's middle; sources, targets: where the columns begin in x and y.
@@ -98,7 +107,9 @@ def _convolve(
         for t in tl.static_range(S):
             row = q * S + t
             for kx in tl.static_range(SIDE):
-                near = _near(start, (kx - R) * D, w, edge) & inside & (row < h)
+                near = _near(start, (kx - R) * D, w, edge) & live[None, :]
+                if S > 1:
+                    near = near & (row < h)
                 value = tl.load(x + (row * w + (kx - R) * D) * c + sources, mask=near, other=0.0).to(tl.float32)
                 new = ()
                 for j in tl.static_range(HIGH - LOW + 1):
@@ -131,13 +142,12 @@ def forward_kernel(
     live = channel < limit
     # Offsets are 64 bits wide up to the block's first image, 32 bits from there.
     first = block * BP // ow
-    image, column = place // ow - first, place % ow
+    image, column = _spot(place, n, ow, first)
     x += (group.to(tl.int64) * x_step + first) * (h * w * c)
     y += (group.to(tl.int64) * n + first) * (oh * ow * c)
     sources = (image * (h * w) + column * S)[:, None] * c + channel[None, :]
     targets = (image * (oh * ow) + column)[:, None] * c + channel[None, :]
-    there = (place < n * ow)[:, None]
-    inside, keep = there & live[None, :], there & (channel < c)[None, :]
+    keep = (place < n * ow)[:, None] & (channel < c)[None, :]
     start = (column * S)[:, None]
     taps += group.to(tl.int64) * taps_step
     if part * BC >= limit:
@@ -148,16 +158,16 @@ def forward_kernel(
         if HAS_REACH:
             near = tl.load(reach + group).to(tl.int32)
         if HAS_REACH and K > 3 and near <= 1:
-            _convolve(x, taps, y, sources, targets, start, inside, keep, channel, live, zero, h, w, oh, ow, c, K, 1, S, D, BP, BC)
+            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, 1, S, D, BP, BC)
         elif HAS_REACH and K > 5 and near == 2:
-            _convolve(x, taps, y, sources, targets, start, inside, keep, channel, live, zero, h, w, oh, ow, c, K, 2, S, D, BP, BC)
+            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, 2, S, D, BP, BC)
         else:
-            _convolve(x, taps, y, sources, targets, start, inside, keep, channel, live, zero, h, w, oh, ow, c, K, K // 2, S, D, BP, BC)
+            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, K // 2, S, D, BP, BC)
 
 
 @triton.jit
 def _spread(
-    dy, taps, dx, sources, targets, column, inside, keep, channel, live, zero, h, w, oh, ow, c,
+    dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
     K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, PHASE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x in columns column * S + PHASE. Step q reads row q of dy, which reaches the rows from q * S - R * D on."""
@@ -169,7 +179,7 @@ def _spread(
         edge = q * zero
         for kx in tl.static_range(SIDE):
             if (PHASE - (kx - R) * D) % S == 0:  # else no column of dy sees these columns of x through this tap
-                near = _near(column, (PHASE - (kx - R) * D) // S, ow, edge) & inside
+                near = _near(column, (PHASE - (kx - R) * D) // S, ow, edge) & live[None, :]
                 value = tl.load(dy + (q * ow + (PHASE - (kx - R) * D) // S) * c + sources, mask=near, other=0.0).to(tl.float32)
                 new = ()
                 for j in tl.static_range(WINDOW):
@@ -202,14 +212,12 @@ def input_gradient_kernel(
     limit = _limit(active, group, c, HAS_ACTIVE)
     live = channel < limit
     first = block * BP // ow
-    image, column = place // ow - first, place % ow
+    image, column = _spot(place, n, ow, first)
     dy += (group.to(tl.int64) * x_step + first) * (oh * ow * c)
     dx += (group.to(tl.int64) * n + first) * (h * w * c)
     sources = (image * (oh * ow) + column)[:, None] * c + channel[None, :]
     targets = (image * (h * w) + column * S + phase)[:, None] * c + channel[None, :]
-    there = (place < n * ow)[:, None]
-    inside = there & live[None, :]
-    keep = there & (column * S + phase < w)[:, None] & (channel < c)[None, :]
+    keep = ((place < n * ow) & (column * S + phase < w))[:, None] & (channel < c)[None, :]
     column = column[:, None]
     taps += group.to(tl.int64) * taps_step
     if part * BC >= limit:
@@ -223,35 +231,37 @@ def input_gradient_kernel(
             if phase == PHASE:
                 if HAS_REACH and K > 3 and near <= 1:
                     _spread(
-                        dy, taps, dx, sources, targets, column, inside, keep, channel, live, zero, h, w, oh, ow, c,
+                        dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
                         K, 1, S, D, PHASE, BP, BC,
                     )  # fmt: skip
                 elif HAS_REACH and K > 5 and near == 2:
                     _spread(
-                        dy, taps, dx, sources, targets, column, inside, keep, channel, live, zero, h, w, oh, ow, c,
+                        dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
                         K, 2, S, D, PHASE, BP, BC,
                     )  # fmt: skip
                 else:
                     _spread(
-                        dy, taps, dx, sources, targets, column, inside, keep, channel, live, zero, h, w, oh, ow, c,
+                        dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
                         K, K // 2, S, D, PHASE, BP, BC,
                     )  # fmt: skip
 
 
 @triton.jit
 def _correlate(
-    x, dy, partial, begin, end, channel, live, zero, n, h, w, oh, ow, c,
+    x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c,
     K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Sums over the blocks of columns from begin to end; the rows of dy that a row of x meets are in ``seen``."""
     LOW: tl.constexpr = -((R * D) // S)
     HIGH: tl.constexpr = (S - 1 + R * D) // S
     SIDE: tl.constexpr = 2 * R + 1
+    channel = part * BC + tl.arange(0, BC)
+    live = (channel < limit)[None, :]
     sums = _zeros(SIDE * SIDE, BP, BC)
     for block in range(begin, end):
         place = block * BP + tl.arange(0, BP)
-        image, column = place // ow, place % ow
-        inside = (place < n * ow)[:, None] & live[None, :]
+        image, column = _spot(place, n, ow, 0)
+        inside = (place < n * ow)[:, None] & live
         start = (column * S)[:, None]
         sources = x + (image.to(tl.int64) * (h * w) + column * S)[:, None] * c + channel[None, :]
         targets = dy + (image.to(tl.int64) * (oh * ow) + column)[:, None] * c + channel[None, :]
@@ -266,7 +276,9 @@ def _correlate(
                 row = q * S + t
                 values = ()
                 for kx in tl.static_range(SIDE):
-                    near = _near(start, (kx - R) * D, w, edge) & inside & (row < h)
+                    near = _near(start, (kx - R) * D, w, edge) & live
+                    if S > 1:
+                        near = near & (row < h)
                     values = values + (tl.load(sources + (row * w + (kx - R) * D) * c, mask=near, other=0.0).to(tl.float32),)
                 new = ()
                 for tap in tl.static_range(SIDE * SIDE):
@@ -278,7 +290,7 @@ def _correlate(
             seen = seen[1:]
     for tap in tl.static_range(SIDE * SIDE):
         spot = (K // 2 - R + tap // SIDE) * K + K // 2 - R + tap % SIDE
-        tl.store(partial + spot * c + channel, tl.sum(sums[tap], 0), mask=live)
+        tl.store(partial + spot * c + channel, tl.sum(sums[tap], 0), mask=channel < limit)
 
 
 @triton.jit(do_not_specialize=[*DEPTHWISE_SIZES, "dy_step", "chunks"])
@@ -294,9 +306,7 @@ def weight_gradient_kernel(
     each = tl.cdiv(blocks, chunks)
     begin = chunk * each
     end = tl.minimum(begin + each, blocks)
-    channel = part * BC + tl.arange(0, BC)
     limit = _limit(active, group, c, HAS_ACTIVE)
-    live = channel < limit
     x += group.to(tl.int64) * x_step * (h * w * c)
     dy += group.to(tl.int64) * dy_step * (oh * ow * c)
     partial += (group.to(tl.int64) * chunks + chunk) * (K * K * c)
@@ -305,11 +315,11 @@ def weight_gradient_kernel(
         if HAS_REACH:
             near = tl.load(reach + group).to(tl.int32)
         if HAS_REACH and K > 3 and near <= 1:
-            _correlate(x, dy, partial, begin, end, channel, live, zero, n, h, w, oh, ow, c, K, 1, S, D, BP, BC)
+            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, 1, S, D, BP, BC)
         elif HAS_REACH and K > 5 and near == 2:
-            _correlate(x, dy, partial, begin, end, channel, live, zero, n, h, w, oh, ow, c, K, 2, S, D, BP, BC)
+            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, 2, S, D, BP, BC)
         else:
-            _correlate(x, dy, partial, begin, end, channel, live, zero, n, h, w, oh, ow, c, K, K // 2, S, D, BP, BC)
+            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, K // 2, S, D, BP, BC)
 
 
 @triton.jit(do_not_specialize=["c", "chunks", "together"])
