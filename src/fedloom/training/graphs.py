@@ -17,7 +17,7 @@ Input = Tensor | float
 
 # Calls of a step before it is captured. A capture takes about as long as this many eager steps (its warm-up, and the search for fast
 # convolutions), so whoever trains briefly does not pay for it, and nobody pays more than twice.
-WORTH_A_GRAPH = 10
+WORTH_A_GRAPH = 4
 KEPT = 8  # captured steps
 
 
@@ -28,12 +28,13 @@ class WeightsInTraining:
     graph reads and writes fixed addresses. Graphs share memory: they never run at the same time, and leave nothing in it.
     """
 
-    def __init__(self, weights: Packed, decay: float) -> None:
+    def __init__(self, weights: Packed, decay: float, captures: bool = True) -> None:
         self.weights = weights
         self.momenta = torch.zeros_like(weights.flat)
         # (entries,) no decay for biases and normalisation
         by_name = (torch.full(shape, decay if len(shape) > 1 else 0.0, dtype=weights.flat.dtype) for shape in weights.shapes.values())
         self.decay = flattened(by_name).to(weights.flat.device)
+        self._captures = captures and weights.flat.is_cuda
         self._calls: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Callable[..., None]]] = {}
         self._memory = torch.cuda.graph_pool_handle() if self.weights.flat.is_cuda else None
@@ -50,7 +51,7 @@ class WeightsInTraining:
 
     def run(self, step: Callable[..., None], key: Hashable, *inputs: Input) -> None:
         self._calls[key] += 1
-        if not self.weights.flat.is_cuda or self._calls[key] < WORTH_A_GRAPH:
+        if not self._captures or self._calls[key] < WORTH_A_GRAPH:
             step(self, *inputs)
             return
         if key not in self._captured:

@@ -260,7 +260,10 @@ class Trainer:
         known = self._in_training.get(kind)
         if known is None or known[0] != key:
             self._in_training.pop(kind, None)  # frees its memory before the next one
-            self._in_training[kind] = (key, WeightsInTraining(Packed.of(weights), self.settings.weight_decay))
+            self._in_training[kind] = (
+                key,
+                WeightsInTraining(Packed.of(weights), self.settings.weight_decay, captures=self.settings.execution != "reference"),
+            )
         place = self._in_training[kind][1]
         place.load(weights)
         return place

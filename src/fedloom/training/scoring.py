@@ -156,7 +156,7 @@ class Scorer:
             return
         (request,) = requests.values()
         labels = request.examples.labels
-        if self.masks(rows + min(len(images), CHUNK), images.device):
+        if self.masks(rows + min(len(images), CHUNK), images.device) or self.settings.execution == "reference":
             several = self.logits(request.weights, request.architectures, images, calibration)
             yield from zip(networks, (_measure(logits, labels) for part in several for logits in part), strict=True)
             return
