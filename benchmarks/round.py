@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -94,10 +95,8 @@ def synthetic(_: Any) -> Dataset:
 
 def measured(source: str, changes: list[str], rounds: Rounds, folder: Path) -> Rounds:
     settings = config.load(source, changes)
-    try:
+    with suppress(Enough):
         new_run(settings, folder, rounds)
-    except Enough:
-        pass
     return rounds
 
 
@@ -121,8 +120,6 @@ def main() -> None:
         if arguments.reference:
             changes = [*arguments.changes, "inline.reference=true"]
             slow = measured(arguments.source, changes, Rounds(arguments.reference), Path(folder) / "reference")
-        if arguments.kernels:
-            with_kernels(arguments.source, arguments.changes, Path(folder))
     seconds = median(fast.seconds[1:])
     stages = {name: round(median(one[name] for one in fast.stages[1:]), 4) for name in fast.stages[-1]}
     record = {
@@ -141,13 +138,16 @@ def main() -> None:
     print(json.dumps(record, indent=1))
     if arguments.name:
         (RESULTS / f"{arguments.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.kernels:
+        with TemporaryDirectory() as folder, patch.object(simulation, "read", synthetic if arguments.synthetic else simulation.read):
+            with_kernels(arguments.source, arguments.changes, Path(folder))
 
 
 def with_kernels(source: str, changes: list[str], folder: Path) -> None:
     python = cProfile.Profile()
     measured(source, changes, Rounds(3, python), folder / "python")
-    pstats.Stats(python).sort_stats("tottime").print_stats(25)
-    pstats.Stats(python).sort_stats("cumtime").print_stats(45)
+    for order, most in (("tottime", 30), ("cumtime", 80)):
+        pstats.Stats(python).sort_stats(order).print_stats(most)
     if torch.cuda.is_available():
         gpu = profile(activities=[ProfilerActivity.CUDA])
         measured(source, changes, Rounds(3, gpu), folder / "kernels")

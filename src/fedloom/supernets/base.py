@@ -10,6 +10,7 @@ Two executions, one truth. *Sliced* (``forward``): real slices, exactly the work
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
@@ -224,8 +225,11 @@ class Supernet(ABC, Generic[Space]):
         for name, shape in self.shapes.items():
             sizes = zip(shape, self.elastic_axes[name], strict=True)
             counts[name] = torch.zeros([size if elastic else 1 for size, elastic in sizes], dtype=torch.int32)
+        pieces: Counter[Piece] = Counter()  # few, however many the architectures
         for architecture, times in steps.items():
-            for name, region in self.regions(architecture).items():
+            pieces.update(dict.fromkeys(self.pieces(architecture), times))
+        for piece, times in pieces.items():
+            for name, region in self.piece_regions(piece).items():
                 axes = self.elastic_axes[name]
                 counts[name][tuple(part if elastic else slice(None) for part, elastic in zip(region, axes, strict=True))] += times
         return counts

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics, plain_batch_norm, under_vmap
 
@@ -55,6 +56,9 @@ def depthwise(
     """
     if not _runs(x):
         return plain_depthwise(x, weight, stride, dilation, reach, active)
+    if not torch.is_grad_enabled():
+        (x, weight, reach, active), level = _behind_vmap(x, weight, reach, active)
+        return _in_vmap(_image(_Depthwise.forward(_pixels(x), weight, reach, active, stride, dilation)), level)
     parts = [None if part is None else part.reshape(1) for part in (reach, active)]
     return _Depthwise.apply(_last(x)[None], weight[None], *parts, stride, dilation)[0].permute(0, 3, 1, 2)
 
@@ -82,20 +86,23 @@ def norm_act_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same by the moments of the first ``rows`` images, which come second and third: mean and biased variance, (c,) float32.
 
-    Without gradients. Masked channels have mean 0 and variance 1.
+    Without gradients on a GPU. Masked channels have mean 0 and variance 1.
     """
     if not _runs(x):
         return plain_norm_act_rows(x, weight, bias, rows, mask, act, residual)
-    y, found = _NormActRows.apply(*_grouped(x, weight, bias, mask, residual), act, rows)
-    return y[0].permute(0, 3, 1, 2), found[0, 0], found[0, 1]
+    (x, weight, bias, mask, residual), level = _behind_vmap(x, weight, bias, mask, residual)
+    y, found = _forward(_pixels(x), weight, bias, mask, None if residual is None else _pixels(residual), act, rows)
+    return _in_vmap(_image(y), level), _in_vmap(found[:, 0], level), _in_vmap(found[:, 1], level)
 
 
 def affine_act(x: Tensor, scale: Tensor, shift: Tensor, act: str = "none", residual: Tensor | None = None) -> Tensor:
     """act(x * scale + shift) + residual, by channel; for known moments. Without gradients on a GPU."""
     if not _runs(x):
         return plain_affine_act(x, scale, shift, act, residual)
-    x, scale_, shift_, _, residual = _grouped(x, scale, shift, None, residual)
-    return _Affine.apply(x, scale_, shift_, residual, act)[0].permute(0, 3, 1, 2)
+    (x, scale, shift, residual), level = _behind_vmap(x, scale, shift, residual)
+    residual = None if residual is None else _dense(_pixels(residual))
+    y = _kernels().apply(_dense(_pixels(x)), None, scale.contiguous(), shift.contiguous(), None, residual, act)
+    return _in_vmap(_image(y), level)
 
 
 # -- the same by torch --------------------------------------------------------------------------------------------------
@@ -201,6 +208,37 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.contiguous().view(torch.uint8)
 
 
+# -- without gradients: past vmap, whose rules for functions of one's own take longer than most kernels ---------------------
+def _behind_vmap(*tensors: Tensor | None) -> tuple[list[Any], int | None]:
+    """Tensors with a leading axis of groups, of length one where vmap has none for them, and the level of vmap; the first has it whole."""
+    levels = {functorch.maybe_get_level(tensor) for tensor in tensors if tensor is not None and functorch.is_batchedtensor(tensor)}
+    found: list[Any] = []
+    for tensor in tensors:
+        if tensor is None or not functorch.is_batchedtensor(tensor):
+            found.append(None if tensor is None else tensor[None])
+        else:
+            found.append(functorch.get_unwrapped(tensor).movedim(functorch.maybe_get_bdim(tensor), 0))
+    if len(levels) > 1 or any(part is not None and functorch.is_batchedtensor(part) for part in found):
+        raise NotImplementedError("fused operations without gradients run under one vmap, not under several")
+    groups = max(len(part) for part in found if part is not None)
+    found[0] = found[0].expand(groups, *found[0].shape[1:])
+    return found, next(iter(levels), None)
+
+
+def _in_vmap(y: Tensor, level: int | None) -> Tensor:
+    """y: (groups, …)."""
+    return y[0] if level is None else functorch._add_batch_dim(y, 0, level)
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """(groups, n, h, w, c) of (groups, n, c, h, w)."""
+    return x.permute(0, 1, 3, 4, 2)
+
+
+def _image(y: Tensor) -> Tensor:
+    return y.permute(0, 1, 4, 2, 3)
+
+
 # -- autograd -----------------------------------------------------------------------------------------------------------
 class _Depthwise(torch.autograd.Function):
     """x: (groups, n, h, w, c); weight: (groups or 1, c, 1, k, k); reach, active: (groups or 1,)."""
@@ -291,35 +329,3 @@ def _forward(x: Tensor, weight: Any, bias: Any, mask: Any, residual: Any, act: s
 
 def _vector(vector: Tensor | None) -> Tensor | None:
     return None if vector is None else vector.contiguous()
-
-
-class _NormActRows(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, weight: Any, bias: Any, mask: Any, residual: Any, act: str, rows: int) -> tuple[Tensor, Tensor]:
-        return _forward(x, weight, bias, mask, residual, act, rows)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept: there is no gradient."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        size = info.batch_size
-        y, found = _NormActRows.apply(*_folded(size, in_dims, *inputs[:5]), *inputs[5:])
-        return (_unfolded(size, y), _unfolded(size, found)), (0, 0)
-
-
-class _Affine(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, act: str) -> Tensor:
-        residual = None if residual is None else _dense(residual)
-        return _kernels().apply(_dense(x), None, scale.contiguous(), shift.contiguous(), None, residual, act)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept: there is no gradient."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        y = _Affine.apply(*_folded(info.batch_size, in_dims, *inputs[:4]), *inputs[4:])
-        return _unfolded(info.batch_size, y), 0
