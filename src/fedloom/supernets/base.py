@@ -40,6 +40,12 @@ class Supernet(ABC, Generic[Space]):
     # Whether every choice has weights of its own, as in DARTS, instead of a part of the largest one's.
     pathwise: ClassVar[bool] = False
 
+    @property
+    def takes_groups(self) -> bool:
+        """Whether ``run_piece`` also takes x: (groups, n, …) and weights with an axis of groups or shared by all; else vmap gives it one
+        group at a time, which takes Python longer."""
+        return False
+
     def __init_subclass__(cls, **how: Any) -> None:
         super().__init_subclass__(**how)
         if "masked" in vars(cls) and "masks_pay" not in vars(cls):
@@ -239,7 +245,8 @@ def resized(images: Tensor, size: int) -> Tensor:
     """Images at this side in pixels; as they are when it is their own, or 0."""
     if size in (0, images.shape[-1]):
         return images
-    return F.interpolate(images, size=(size, size), mode="bicubic", align_corners=False)
+    flat = images.flatten(0, -4)  # (n, channels, height, width), also where groups come first
+    return F.interpolate(flat, size=(size, size), mode="bicubic", align_corners=False).unflatten(0, images.shape[:-3])
 
 
 def _some(rows: Tensor, chosen: Sequence[int]) -> Tensor:

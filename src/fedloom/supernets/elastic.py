@@ -77,7 +77,17 @@ def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     several networks at once."""
     if x.is_cuda and not fused.runs(x):
         return F.conv2d(x, weight, bias)
-    return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
+    return product(x.movedim(-3, -1), weight.flatten(-3), bias).movedim(-1, -3)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer on the last axis. In groups x is (groups, …, inputs) and weight (groups, outputs, inputs), or shared."""
+    if weight.ndim == 2:
+        # As one matrix: under vmap a product of more axes would copy its weights for each of them.
+        return F.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    rows = x.flatten(1, -2)
+    y = rows @ weight.mT if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
+    return y.unflatten(1, x.shape[1:-1])
 
 
 def convolved(
@@ -90,14 +100,16 @@ def convolved(
     On a GPU the layout decides who computes a depth-wise one in full precision. With channels last it is cuDNN, which builds a kernel for
     every new shape, a tenth of a second each, and every new architecture has new shapes. Otherwise it is torch's own kernel.
     """
-    groups, kernel = x.shape[1] // weight.shape[1], weight.shape[-1]
+    groups, kernel = x.shape[-3] // weight.shape[-3], weight.shape[-1]
     if kernel == 1 and groups == 1 and stride == 1:
         return pointwise(x, weight)
-    if fused.runs(x) and groups == x.shape[1] == weight.shape[0] and kernel > 1:
+    if fused.runs(x) and groups == x.shape[-3] == weight.shape[-4] and kernel > 1:
         return fused.depthwise(x, weight, stride, dilation, reach, active)
     if fused.runs(x) and groups == 1 and dilation == 1:  # a matrix product: under vmap a convolution would become one in groups
-        around = F.pad(x, [kernel // 2] * 4).unfold(2, kernel, stride).unfold(3, kernel, stride)  # (n, c, h, w, kernel, kernel)
-        return F.linear(around.permute(0, 2, 3, 1, 4, 5).flatten(3), weight.flatten(1)).permute(0, 3, 1, 2)
+        around = F.pad(x, [kernel // 2] * 4).unfold(-2, kernel, stride).unfold(-2, kernel, stride)  # (…, c, h, w, kernel, kernel)
+        seen, taps = around.movedim(-5, -3).flatten(-3), weight.flatten(-3)
+        gap = -seen.shape[-1] % 8  # GPUs multiply matrices faster whose rows are multiples of 16 bytes
+        return product(F.pad(seen, (0, gap)), F.pad(taps, (0, gap))).movedim(-1, -3)
     x = x.contiguous() if x.is_cuda and groups > 1 else x
     return F.conv2d(x, weight, None, stride, dilation * (kernel // 2), dilation, groups)
 
@@ -133,7 +145,7 @@ def biased(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
 
 def squeezed(x: Tensor, weights: Mapping[str, Tensor], name: str, hidden: Tensor | None = None) -> Tensor:
     """Squeeze-excite: channels weighed by what the whole map shows; under a mask, of hidden units."""
-    inside = F.relu(biased(x.mean((2, 3), keepdim=True), weights, f"{name}.reduce"))
+    inside = F.relu(biased(x.mean((-2, -1), keepdim=True), weights, f"{name}.reduce"))
     inside = inside if hidden is None else only(inside, hidden)
     return x * F.hardsigmoid(biased(inside, weights, f"{name}.restore"))
 
@@ -147,15 +159,16 @@ def centre(size: int, part: int) -> slice:
 def elastic_kernel(weight: Tensor, kernel: int, to_five: Tensor | None, to_three: Tensor | None) -> Tensor:
     """The active kernel of a 7x7 depth-wise weight (Once-for-all, section 3.3): centre, times a learned matrix, per step down.
 
-    weight: (channels, 1, side, side), already cut to the entries the kernel needs; to_five: (rows, rows, 25); to_three: (9, 9).
+    weight: (channels, 1, side, side), already cut to the entries the kernel needs; to_five: (rows, rows, 25); to_three: (9, 9). In
+    groups each has an axis of groups before.
     """
-    channels = weight.shape[0]
+    channels = weight.shape[:-3]
     if to_five is not None:
         # rows = 5 for a 5x5 kernel; for a 3x3 kernel only the 3x3 inner rows of the matrix are used, 9 of 25 outputs.
-        rows = to_five.shape[0]
-        weight = (weight.reshape(channels, 25) @ to_five.reshape(rows * rows, 25).T).reshape(channels, 1, rows, rows)
+        rows = to_five.shape[-2]
+        weight = (weight.reshape(*channels, 25) @ to_five.flatten(-3, -2).mT).reshape(*channels, 1, rows, rows)
     if to_three is not None:
-        weight = (weight.reshape(channels, 9) @ to_three.T).reshape(channels, 1, 3, 3)
+        weight = (weight.reshape(*channels, 9) @ to_three.mT).reshape(*channels, 1, 3, 3)
     assert weight.shape[-1] == kernel
     return weight
 

@@ -7,6 +7,7 @@ same up to rounding and work under ``torch.vmap``, where one launch serves all g
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,11 +32,11 @@ def available() -> bool:
 
 def runs(x: Tensor) -> bool:
     """Whether layers leave this to the kernels: in half precision, and several networks at once. One network in full precision is the
-    reference, by torch's own operations."""
-    return _runs(x) and (x.dtype != torch.float32 or under_vmap())
+    reference, by torch's own operations. Several are x: (groups, n, c, h, w), without gradients, or vmap."""
+    return can_run(x) and (x.dtype != torch.float32 or x.ndim == 5 or under_vmap())
 
 
-def _runs(x: Tensor) -> bool:
+def can_run(x: Tensor) -> bool:
     """Whether the kernels can compute this."""
     here = x.is_cuda or (INTERPRETED and os.environ.get("TRITON_INTERPRET") == "1")
     return here and x.dtype in PRECISIONS and available()
@@ -54,13 +55,13 @@ def depthwise(
     reach: () how far from the middle taps may differ from zero, along either axis; those beyond count as zero and get no gradient.
     active: () how many channels matter; the others come out as zero and get no gradient.
     """
-    if not _runs(x):
+    if not can_run(x):
         return plain_depthwise(x, weight, stride, dilation, reach, active)
     if not torch.is_grad_enabled():
-        (x, weight, reach, active), level = _behind_vmap(x, weight, reach, active)
+        (x, weight, reach, active), level = _in_groups((x, weight, reach, active), (4, 4, 0, 0))
         return _in_vmap(_image(_Depthwise.forward(_pixels(x), weight, reach, active, stride, dilation)), level)
     parts = [None if part is None else part.reshape(1) for part in (reach, active)]
-    return _Depthwise.apply(_last(x)[None], weight[None], *parts, stride, dilation)[0].permute(0, 3, 1, 2)
+    return _Depthwise.apply(_last(x)[None], weight[None], *parts, stride, dilation).squeeze(0).permute(0, 3, 1, 2)
 
 
 def norm_act(
@@ -70,9 +71,9 @@ def norm_act(
 
     mask: (c,) booleans; the other channels come out as act(0) = 0, before the residual, and get no gradient.
     """
-    if not _runs(x):
+    if not can_run(x):
         return plain_norm_act(x, weight, bias, mask, act, residual)
-    return _NormAct.apply(*_grouped(x, weight, bias, mask, residual), act)[0][0].permute(0, 3, 1, 2)
+    return _NormAct.apply(*_grouped(x, weight, bias, mask, residual), act)[0].squeeze(0).permute(0, 3, 1, 2)
 
 
 def norm_act_rows(
@@ -88,18 +89,18 @@ def norm_act_rows(
 
     Without gradients on a GPU. Masked channels have mean 0 and variance 1.
     """
-    if not _runs(x):
+    if not can_run(x):
         return plain_norm_act_rows(x, weight, bias, rows, mask, act, residual)
-    (x, weight, bias, mask, residual), level = _behind_vmap(x, weight, bias, mask, residual)
+    (x, weight, bias, mask, residual), level = _in_groups((x, weight, bias, mask, residual), (4, 1, 1, 1, 4))
     y, found = _forward(_pixels(x), weight, bias, mask, None if residual is None else _pixels(residual), act, rows)
     return _in_vmap(_image(y), level), _in_vmap(found[:, 0], level), _in_vmap(found[:, 1], level)
 
 
 def affine_act(x: Tensor, scale: Tensor, shift: Tensor, act: str = "none", residual: Tensor | None = None) -> Tensor:
     """act(x * scale + shift) + residual, by channel; for known moments. Without gradients on a GPU."""
-    if not _runs(x):
+    if not can_run(x):
         return plain_affine_act(x, scale, shift, act, residual)
-    (x, scale, shift, residual), level = _behind_vmap(x, scale, shift, residual)
+    (x, scale, shift, residual), level = _in_groups((x, scale, shift, residual), (4, 1, 1, 4))
     residual = None if residual is None else _dense(_pixels(residual))
     y = _kernels().apply(_dense(_pixels(x)), None, scale.contiguous(), shift.contiguous(), None, residual, act)
     return _in_vmap(_image(y), level)
@@ -209,24 +210,34 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 
 
 # -- without gradients: past vmap, whose rules for functions of one's own take longer than most kernels ---------------------
-def _behind_vmap(*tensors: Tensor | None) -> tuple[list[Any], int | None]:
-    """Tensors with a leading axis of groups, of length one where vmap has none for them, and the level of vmap; the first has it whole."""
-    levels = {functorch.maybe_get_level(tensor) for tensor in tensors if tensor is not None and functorch.is_batchedtensor(tensor)}
+PLAIN = -1  # in place of vmap's level: tensors come with their axis of groups
+
+
+def _in_groups(tensors: Sequence[Tensor | None], axes: Sequence[int]) -> tuple[list[Any], int | None]:
+    """Tensors with a leading axis of groups, of length one where they are shared, and the level of vmap, if that has the groups. The
+    first tensor has them all. axes: how many each has without groups."""
     found: list[Any] = []
-    for tensor in tensors:
-        if tensor is None or not functorch.is_batchedtensor(tensor):
-            found.append(None if tensor is None else tensor[None])
-        else:
+    level = PLAIN if tensors[0] is not None and tensors[0].ndim > axes[0] else None
+    for tensor, count in zip(tensors, axes, strict=True):
+        if tensor is None:
+            found.append(None)
+        elif functorch.is_batchedtensor(tensor):
             found.append(functorch.get_unwrapped(tensor).movedim(functorch.maybe_get_bdim(tensor), 0))
-    if len(levels) > 1 or any(part is not None and functorch.is_batchedtensor(part) for part in found):
+            level = functorch.maybe_get_level(tensor)
+        else:
+            found.append(tensor if tensor.ndim > count else tensor[None])
+    if any(part is not None and functorch.is_batchedtensor(part) for part in found):
         raise NotImplementedError("fused operations without gradients run under one vmap, not under several")
     groups = max(len(part) for part in found if part is not None)
-    found[0] = found[0].expand(groups, *found[0].shape[1:])
-    return found, next(iter(levels), None)
+    if len(found[0]) < groups:
+        found[0] = found[0].expand(groups, *found[0].shape[1:])
+    return found, level
 
 
 def _in_vmap(y: Tensor, level: int | None) -> Tensor:
     """y: (groups, …)."""
+    if level == PLAIN:
+        return y
     return y[0] if level is None else functorch._add_batch_dim(y, 0, level)
 
 

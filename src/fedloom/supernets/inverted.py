@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.spaces.convolutions import InvertedBlock, Outline
 from fedloom.supernets.base import Weights, resized
-from fedloom.supernets.elastic import GROUP, Extent, normed, only, pointwise, squeezed
+from fedloom.supernets.elastic import GROUP, Extent, normed, only, pointwise, product, squeezed
 from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics
 
 Masks = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -59,10 +59,10 @@ def run_head(
     norm: str = "batch",
 ) -> Tensor:
     """(n, classes) logits from the last map. mask, features: of the channels of its two layers."""
-    x = normed(x, weights, "head", statistics, mask=mask, norm=norm, act=act).mean((2, 3), keepdim=True)
-    x = ACTIVATIONS[act](pointwise(x, weights["features.conv.weight"])).flatten(1)
+    x = normed(x, weights, "head", statistics, mask=mask, norm=norm, act=act).mean((-2, -1), keepdim=True)
+    x = ACTIVATIONS[act](pointwise(x, weights["features.conv.weight"])).flatten(-3)
     x = x if features is None else only(x, features)
-    return F.linear(x, weights["classifier.weight"], weights["classifier.bias"])
+    return product(x, weights["classifier.weight"], weights["classifier.bias"])
 
 
 def run_branch(

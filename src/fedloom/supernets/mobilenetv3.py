@@ -84,6 +84,10 @@ class MobileNetV3Supernet(Chain[MobileNetV3]):
             return run_head(x, weights, statistics, "hardswish", norm=settings.norm)
         return self._block(x, weights, piece, _depth_kernel(weights, piece), statistics)
 
+    @property
+    def takes_groups(self) -> bool:
+        return self.space.settings.norm == "batch"
+
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         outline = self.space.outline(self.space.named["largest"])
         places = {f"stage{stage + 1}.block{index + 1}": (stage, index) for stage in range(STAGES) for index in range(BLOCKS)}

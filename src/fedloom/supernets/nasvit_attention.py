@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.spaces.nasvit import HEAD_WIDTH
-from fedloom.supernets.elastic import convolved
+from fedloom.supernets.elastic import convolved, product
 from fedloom.supernets.normalisation import EPS
 
 BRANCH = 8  # branches are multiplied by this number over the width
@@ -96,7 +96,7 @@ def _joined(tokens: Tensor, branch: Tensor, scale: Tensor, width: Tensor | int) 
 
 
 def _linear(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
-    return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+    return product(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
 def _only(scales: tuple[Tensor, Tensor], channels: Tensor) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,7 +22,11 @@ class Packed(Mapping[str, Tensor]):
 
     def __init__(self, flat: Tensor, shapes: Shapes) -> None:
         self.flat, self.shapes = flat, {name: tuple(shape) for name, shape in shapes.items()}
-        self.views = _views(flat, self.shapes)
+
+    @cached_property
+    def views(self) -> dict[str, Tensor]:
+        """Hundreds of them: many a copy is only passed on as a whole."""
+        return _views(self.flat, self.shapes)
 
     @classmethod
     def of(cls, weights: Weights) -> Packed:
@@ -68,10 +73,10 @@ class Packed(Mapping[str, Tensor]):
         return self.views[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.views)
+        return iter(self.shapes)
 
     def __len__(self) -> int:
-        return len(self.views)
+        return len(self.shapes)
 
 
 ALIGNED = 8  # entries: GPU kernels read weights in words of 16 bytes and fail on addresses in between
@@ -97,6 +102,11 @@ def flattened(tensors: Iterable[Tensor], stacked: bool = False) -> Tensor:
         if gap:
             parts.append(part.new_zeros(*part.shape[:-1], gap))
     return torch.cat(parts, -1)
+
+
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on the device, without waiting for what it computes."""
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
 
 
 def sgd(

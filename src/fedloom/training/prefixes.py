@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.supernets import fused
 from fedloom.supernets.base import Piece, Supernet, Weights
 from fedloom.supernets.normalisation import Statistics
-from fedloom.training.packed import Packed
+from fedloom.training.packed import Packed, sent
 
 # Bounds of a walk in groups; they change memory and speed, not results.
-HELD_BYTES = 8e9  # what nodes have computed for those that follow
-CALL_BYTES = 4e9  # activations inside one call
+HELD_BYTES = 8e9  # what nodes have computed for those that follow, on a CPU
+CALL_BYTES = 4e9  # activations inside one call, on a CPU
+HELD_SHARE = 0.2  # the same as shares of a GPU's memory
+CALL_SHARE = 0.1
 KEPT_WHOLE = 2  # outputs of one call are one tensor, which lives until all of it has been used
 
 Moments = dict[str, tuple[Tensor, Tensor]]  # means and variances by layer
@@ -44,9 +47,10 @@ class Node:
     """A piece after those of its parents. The root of a tree has none, and stands for the images of one client."""
 
     piece: Piece
+    number: int  # of its piece
     parent: Node | None
     client: int
-    children: dict[Piece, Node] = field(default_factory=dict)
+    children: dict[int, Node] = field(default_factory=dict)  # by the number of their piece
     ends: list[Network] = field(default_factory=list)  # those whose last piece this is
     # of a walk in groups
     output: Tensor | None = None  # (n, …), while children need it
@@ -66,12 +70,14 @@ class Node:
 def grow(networks: Iterable[Network]) -> list[Node]:
     """The roots of the trees that these networks are, one for each client."""
     roots: dict[int, Node] = {}
+    numbers: dict[Piece, int] = {}
     for network in networks:
-        node = roots.setdefault(network.client, Node(None, None, network.client))
+        node = roots.setdefault(network.client, Node(None, -1, None, network.client))
         for piece in network.pieces:
-            if piece not in node.children:
-                node.children[piece] = Node(piece, node, network.client)
-            node = node.children[piece]
+            number = numbers.setdefault(piece, len(numbers))
+            if number not in node.children:
+                node.children[number] = Node(piece, number, node, network.client)
+            node = node.children[number]
         node.ends.append(network)
     return list(roots.values())
 
@@ -119,11 +125,16 @@ class Groups:
         # as they are where all clients have the same ones, else (clients, …)
         self.weights = (Packed.of(one) if self.shared else Packed.stack(list(weights.values()))).to(next(iter(parts.values()))[0].dtype)
         self.row = {client: row for row, client in enumerate(weights)}
+        self._rows: dict[tuple[int, ...], Tensor] = {}  # of nodes, on the device
+        first = next(iter(parts.values()))[0]
+        self.whole = supernet.takes_groups and fused.can_run(first)
+        memory = torch.cuda.get_device_properties(first.device).total_memory if first.is_cuda else 0
+        self.held, self.most = HELD_SHARE * memory or HELD_BYTES, CALL_SHARE * memory or CALL_BYTES
 
     def run(self, networks: Sequence[Network]) -> Iterator[tuple[list[Network], Tensor]]:
         """Some networks, and their logits on all images but those that measure: (some, n, classes)."""
         first, *others = next(iter(self.parts.values()))
-        for roots in trees(self.supernet, networks, HELD_BYTES / (KEPT_WHOLE * first.element_size() * len(first))):
+        for roots in trees(self.supernet, networks, self.held / (KEPT_WHOLE * first.element_size() * len(first))):
             found: dict[Network, list[Tensor]] = {}
             for part in range(1 + len(others)):
                 rows = 0 if part else self.rows
@@ -135,20 +146,20 @@ class Groups:
     def _walk(self, roots: Sequence[Node], part: int, rows: int) -> Iterator[tuple[Node, Tensor]]:
         """The last nodes and their logits. A piece runs when all nodes that have it can: networks of different depths before a block
         still run it together."""
-        waiting = Counter(node.piece for node in nodes_below(roots))
-        ready: dict[Piece, list[Node]] = {}
+        waiting = Counter(node.number for node in nodes_below(roots))
+        ready: dict[int, list[Node]] = {}
 
         def give(node: Node, output: Tensor) -> None:
             node.output, node.asked = output, len(node.children)
             for child in node.children.values():
-                ready.setdefault(child.piece, []).append(child)
-                waiting[child.piece] -= 1
+                ready.setdefault(child.number, []).append(child)
+                waiting[child.number] -= 1
 
         for root in roots:
             give(root, images := self.parts[root.client][part])
         while ready:
-            piece = min(ready, key=lambda piece: waiting[piece])  # with none to wait for, unless a piece comes twice in a network
-            nodes = ready.pop(piece)
+            nodes = ready.pop(min(ready, key=lambda number: waiting[number]))  # none to wait for, unless a piece comes twice in a network
+            piece = nodes[0].piece
             several = self._at_once(piece, images)
             for group in (nodes[start : start + several] for start in range(0, len(nodes), several)):
                 for node, output in zip(group, self._call(piece, group, rows), strict=True):
@@ -159,7 +170,11 @@ class Groups:
 
     def _call(self, piece: Piece, nodes: Sequence[Node], rows: int) -> Tensor:
         """(nodes, n, …): what a piece makes of what the parents of these nodes gave."""
-        own, axis = self._own(piece, [self.row[node.client] for node in nodes])
+        own, axis = self._own(piece, tuple(self.row[node.client] for node in nodes))
+        if self.whole:
+            statistics = Statistics({} if rows else _stacked([node.measured for node in nodes]), rows)
+            outputs = self.supernet.run_piece(piece, _together([node.taken() for node in nodes]), own, statistics)
+            return self._keep(nodes, outputs, statistics, rows)
 
         def one(x: Tensor, own: Weights, known: Moments) -> tuple[Tensor, Moments]:
             statistics = Statistics(known, rows)
@@ -171,24 +186,37 @@ class Groups:
         else:
             known = {} if rows else _stacked([node.measured for node in nodes])
             outputs, measured = torch.vmap(one, in_dims=(0, axis, 0))(torch.stack([node.taken() for node in nodes]), own, known)
+        return self._keep(nodes, outputs, measured, rows)
+
+    def _keep(self, nodes: Sequence[Node], outputs: Tensor, measured: Moments, rows: int) -> Tensor:
+        """The outputs; moments stay with their nodes where further images need them."""
         if rows and len(self.parts[nodes[0].client]) > 1:
             for index, node in enumerate(nodes):
                 node.measured = {name: (mean[index], variance[index]) for name, (mean, variance) in measured.items()}
         return outputs
 
-    def _own(self, piece: Piece, rows: Sequence[int]) -> tuple[Weights, int | None]:
+    def _own(self, piece: Piece, rows: tuple[int, ...]) -> tuple[Weights, int | None]:
         """The piece's weights of each node's client, and their axis of nodes; none where all nodes have the same."""
         regions = self.supernet.piece_regions(piece)
         if self.shared:
             return {name: self.weights[name][region] for name, region in regions.items()}, None
         if len(set(rows)) == 1:
             return {name: self.weights[name][rows[0]][region] for name, region in regions.items()}, None
-        chosen = torch.tensor(rows, device=next(iter(self.weights.values())).device)
+        if rows not in self._rows:
+            self._rows[rows] = sent(torch.tensor(rows), self.weights.flat.device)
+        chosen = self._rows[rows]
         return {name: self.weights[name][:, *region][chosen] for name, region in regions.items()}, 0
 
     def _at_once(self, piece: Piece, images: Tensor) -> int:
         """How many nodes with this piece fit into ``CALL_BYTES``; at least one."""
-        return max(1, int(CALL_BYTES // (images.element_size() * len(images) * self.supernet.piece_cost(piece).activations)))
+        return max(1, int(self.most // (images.element_size() * len(images) * self.supernet.piece_cost(piece).activations)))
+
+
+def _together(maps: Sequence[Tensor]) -> Tensor:
+    """(nodes, n, c, h, w), channels last as the maps are; one of them as it is."""
+    if len(maps) == 1:
+        return maps[0][None]
+    return torch.stack([x.movedim(1, -1) for x in maps]).movedim(-1, 2)
 
 
 def trees(supernet: Supernet[Any], networks: Sequence[Network], most: float) -> Iterator[list[Node]]:

@@ -235,7 +235,6 @@ class Scorer:
     def _score_stack(self, requests: Sequence[NetworkRequest]) -> list[Measured]:
         """Networks of one architecture with equally many images, in one pass that measures their statistics as well."""
         architecture, counts = requests[0].architecture, [len(part) for part in requests[0].parts]
-        weights = Packed.stack([request.plain for request in requests])
         calibration = [self.calibration_images(request.train) for request in requests]
         images = [self.pixels.normalise(torch.cat([part.images for part in request.parts])) for request in requests]
         rows, pixels = len(calibration[0]), torch.stack([torch.cat(both) for both in zip(calibration, images, strict=True)])
@@ -244,7 +243,12 @@ class Scorer:
             statistics = Statistics(rows=rows)
             return self.supernet.forward(pixels, own, architecture, statistics)[rows:], dict(statistics)
 
-        logits, measured = torch.vmap(one)(weights.views, pixels)  # (networks, n, classes)
+        if len(requests) == 1:  # the same without the cost of vmap
+            alone, own = one(requests[0].plain, pixels[0])
+            logits, measured = alone[None], {name: (mean[None], variance[None]) for name, (mean, variance) in own.items()}
+        else:
+            weights = Packed.stack([request.plain for request in requests])
+            logits, measured = torch.vmap(one)(weights.views, pixels)  # (networks, n, classes)
         found = [
             torch.stack([_measure(own, part.labels) for own, part in zip(row.split(counts), request.parts, strict=True)])
             for row, request in zip(logits, requests, strict=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.training.graphs import WeightsInTraining
-from fedloom.training.packed import Packed, flattened, sgd
+from fedloom.training.packed import Packed, flattened, sent, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, computing
 
@@ -108,7 +108,7 @@ class Stacks:
         sizes_of = self.supernet.space.input_sizes
         images, labels, rates, drawn, masks = zip(*steps, strict=True)
         choices = [sorted((subnet.choices for subnet in row), key=lambda own: sizes_of([own])) for row in drawn]
-        genes = torch.tensor(choices).to(device)  # (rows, subnets, genes)
+        genes = sent(torch.tensor(choices), device)  # (rows, subnets, genes)
         _, inputs = _stack(list(zip(images, labels, rates, strict=True)), device)
         return tuple(sizes_of(choices[0])), (*inputs, genes, torch.stack(masks))
 
@@ -209,7 +209,7 @@ class Stacks:
 
 def _stack(steps: Sequence[NetworkStep], device: torch.device) -> tuple[Hashable, Inputs]:
     images, labels, rates = zip(*steps, strict=True)
-    return (), (torch.stack(images), torch.stack(labels), torch.tensor(rates)[:, None].to(device))
+    return (), (torch.stack(images), torch.stack(labels), sent(torch.tensor(rates)[:, None], device))
 
 
 def _placed(plain: Weights, place: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

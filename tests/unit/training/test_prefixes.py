@@ -20,6 +20,8 @@ ROWS = 1
 class Digits:
     """Numbers of all pieces are in one weight. The mean of the first images, which is measured, is added in the last piece, 3 or 4."""
 
+    takes_groups = False
+
     def __init__(self) -> None:
         self.calls: list[int] = []
 
