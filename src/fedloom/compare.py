@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -147,10 +147,18 @@ def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
 def _flat(settings: Settings) -> dict[str, Any]:
     """key -> value of everything that decides a run's result; where it is kept does not, and paths are full ones, as a run saves them."""
     table = tomllib.loads(config.to_toml(config.map_paths(settings, lambda path: path and str(Path(path).absolute()))))
-    flat = {name: value for name, value in table.items() if not isinstance(value, dict)}
-    flat |= {f"{name}.{key}": part for name, value in table.items() if isinstance(value, dict) for key, part in value.items()}
+    flat = dict(_leaves(table))
     del flat["run.folder"]
     return flat
+
+
+def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key, value) of all settings in a table and in the tables in it."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def usual_jobs(settings: Settings) -> int:

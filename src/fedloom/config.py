@@ -324,8 +324,13 @@ def space_settings(space: str, overrides: Sequence[str], base: Any = None) -> An
 
 def as_overrides(space: str, settings: Mapping[str, Any]) -> list[str]:
     """Settings of a space as a user writes them: JSON's values are TOML's, and a bare word is text."""
-    values = {key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":")) for key, value in settings.items()}
-    return [f"{space}.{key}={value}" for key, value in values.items()]
+    given = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):  # a table in the table
+            given += as_overrides(f"{space}.{key}", value)
+        else:
+            given.append(f"{space}.{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}")
+    return given
 
 
 # -- writing and explaining --------------------------------------------------------
@@ -341,8 +346,16 @@ def to_toml(settings: Settings) -> str:
         else:
             top.append(f"{item.name} = {_toml(value)}")
     for name, table in tables:
-        top += ["", f"[{name}]", *(f"{item.name} = {_toml(getattr(table, item.name))}" for item in fields(table))]
+        top += _toml_table(name, table)
     return "\n".join(top) + "\n"
+
+
+def _toml_table(name: str, table: Any) -> list[str]:
+    """The lines of a table, and of the tables in it after its own values."""
+    values = {item.name: getattr(table, item.name) for item in fields(table)}
+    inner = {key: value for key, value in values.items() if is_dataclass(value)}
+    lines = ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items() if key not in inner)]
+    return lines + [line for key, value in inner.items() for line in _toml_table(f"{name}.{key}", value)]
 
 
 def _toml(value: Any) -> str:

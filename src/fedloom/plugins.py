@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module, invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from fedloom import methods, search, spaces, supernets  # noqa: F401 - their names come first: a plugin cannot take them
 from fedloom.core.errors import FedloomError, UnusablePlugin, one_line
@@ -161,6 +161,31 @@ def _problems(what: str, name: str, entry: Entry[Any], reserved: Collection[str]
     if not (isinstance(entry.settings, type) and is_dataclass(entry.settings)):
         yield f"the settings of {name} must be a frozen dataclass; it may be empty"
         return
-    for item in fields(entry.settings):
-        if "meaning" not in item.metadata and item.default_factory is MISSING:  # what has a factory is a table in this table
-            yield f'{item.name} of {entry.settings.__name__} must be made with setting(default, "meaning")'
+    yield from _unusable_fields(entry.settings)
+
+
+def _unusable_fields(kind: type) -> Iterator[str]:
+    """Why a dataclass cannot be a table of settings, which a file keeps and gives back."""
+    try:
+        hints = get_type_hints(kind)
+    except Exception as error:  # a user's annotations can say anything
+        yield f"the types in {kind.__name__} cannot be read ({type(error).__name__}: {one_line(error)})"
+        return
+    for item in fields(kind):
+        where, hint = f"{item.name} of {kind.__name__}", hints[item.name]
+        if is_dataclass(hint) and isinstance(hint, type):  # a table in this table
+            if item.default is MISSING and item.default_factory is MISSING:
+                yield f"{where} must have a default: write field(default_factory={hint.__name__})"
+            yield from _unusable_fields(hint)
+        elif "meaning" not in item.metadata:
+            yield f'{where} must be made with setting(default, "meaning")'
+        elif not _is_written(hint):
+            yield f"{where} cannot be written to a file: use int, float, str, bool, tuple[…, ...] of these or a dataclass of settings"
+
+
+def _is_written(hint: Any) -> bool:
+    """Whether a file of settings can hold values of this type."""
+    if get_origin(hint) is tuple:
+        parts = set(get_args(hint)) - {Ellipsis}
+        return len(parts) == 1 and _is_written(parts.pop())
+    return hint in (int, float, str, bool)

@@ -40,6 +40,21 @@ class Own:
 """
 GENE = HEAD + "from fedloom.spaces.base import Gene\n"
 SPACE = HEAD + 'SPACES.add("mine", Own, "a space")(lambda settings, image: None)\n'
+TABLES_IN_TABLES = """
+@dataclass(frozen=True)
+class Inner:
+    rate: float = setting(0.5, "how deep it is")
+
+@dataclass(frozen=True)
+class Middle:
+    inner: Inner = field(default_factory=Inner)
+    name: str = setting("", "what it is called")
+    sizes: tuple[int, ...] = setting((1, 2), "how large they are")
+
+@dataclass(frozen=True)
+"""
+MIDDLE = "class Own:\n    middle: Middle = field(default_factory=Middle)"
+NESTED = SPACE.replace("@dataclass(frozen=True)\nclass Own:", TABLES_IN_TABLES + MIDDLE)
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +94,21 @@ def test_it_is_kept_in_the_settings_and_found_from_anywhere(
     monkeypatch.chdir(tmp_path / "elsewhere")
     write(text, "kept.toml")
     assert config.load(str(tmp_path / "kept.toml")).components["mine"].size == 7
+
+
+def test_tables_in_its_table_survive_the_round_trip(write: Callable[..., str]) -> None:
+    """In a file, as key=value, where they are explained, and where settings of two runs are compared."""
+    name = write(NESTED)
+    changes = ["mine.size=7", "mine.middle.inner.rate=1e-9", 'mine.middle.name="a\\nb"', "mine.middle.sizes=[4]"]
+    settings = config.load(None, [f'plugins=["{name}"]', "space=mine", *changes])
+    text = config.to_toml(settings)
+    assert "\n[mine.middle]\n" in text and "\n[mine.middle.inner]\nrate = 1e-09\n" in text and "Inner(" not in text
+    assert config.load(write(text, "kept.toml")) == settings
+    own = settings.components["mine"]
+    assert (own.size, own.middle.inner.rate, own.middle.name, own.middle.sizes) == (7, 1e-9, "a\nb", (4,))
+    assert config.space_settings("mine", [], own) == own
+    assert ("mine.middle.inner.rate", "0.5", "how deep it is") in list(config.explain())
+    assert compare._flat(settings)["mine.middle.inner.rate"] == 1e-9
 
 
 def test_a_settings_file_names_plugins_beside_it(write: Callable[..., str], tmp_path: Path) -> None:
@@ -226,6 +256,19 @@ REFUSED = {
         GENE + 'Gene("width", 3)\n',
         "mine.py, line 16: The gene 'width' needs a tuple of numbers, such as (8, 12, 16), got 3. --trace",
     ),
+    "a dictionary": (
+        SPACE.replace("size: int = setting(3", "size: dict = setting(3"),
+        "size of Own cannot be written to a file: use int, float, str, bool",
+    ),
+    "a list made anew": (
+        SPACE.replace('size: int = setting(3, "how large it is", low=1)', "size: list = field(default_factory=list)"),
+        "size of Own must be made with setting(",
+    ),
+    "a plain setting in a table in a table": (
+        NESTED.replace('setting(0.5, "how deep it is")', "0.5"),
+        "rate of Inner must be made with setting(",
+    ),
+    "a type that there is not": (SPACE.replace("size: int", 'size: "nothing"'), "the types in Own cannot be read (NameError: "),
     "a plain setting": (SPACE.replace('setting(3, "how large it is", low=1)', "3"), "size of Own must be made with setting("),
 }
 
