@@ -58,7 +58,7 @@ class Method(ABC, Generic[State]):
     not, takes part once more: ``farewell`` says what it receives (action FINISH), ``answer`` returns a personal model and an empty report.
 
     The rest has defaults: ``spaces``, names of the search spaces the method is defined on (empty: any), ``tiny_needs``, settings that its
-    tests need besides its own (``{"split.server": 0.02}``), ``welcome``, ``supernet_of``, ``epochs`` and ``check_tiers``.
+    tests need besides its own (``{"split.server": 0.02}``), ``initial``, ``welcome``, ``supernet_of``, ``epochs`` and ``check_tiers``.
     """
 
     spaces: ClassVar[tuple[str, ...]] = ()
@@ -96,6 +96,10 @@ class Method(ABC, Generic[State]):
         """What a client does. Only the report leaves it."""
 
     # -- what a method may say besides ------------------------------------
+    def initial(self, seed: int) -> State:
+        """What ``start`` returns, also where something is missing that only a server has. A newcomer reads the server's file by it."""
+        return self.start(seed)
+
     def welcome(self, state: State, client: str, site: ClientSite, rounds: int) -> Answer:
         """How a newcomer searches alone, in a supernet that stays as it is. rounds: of its search, where a method searches by rounds."""
         return self.answer(self.farewell(state, client), site)

@@ -113,6 +113,10 @@ class Hapfnas(FederatedMethod[HapfnasState]):
             raise InvalidConfig("hapfnas.macs and budget.* both limit what clients may have. Set one of them", key="hapfnas.macs")
         for limit in self.settings.macs:
             self._within(limit)  # refuses limits that nothing keeps
+        return self.initial(seed)
+
+    def initial(self, seed: int) -> HapfnasState:
+        """Without the server's images, which a newcomer does not have."""
         knowledge, supernet = self.tools.initial_network(seed, self._smallest), self.tools.initial_supernet(seed)
         return HapfnasState(0, seed, frozen(knowledge), frozen(supernet))
 

@@ -137,6 +137,6 @@ def join(settings: SiteSettings, file: Path, rounds: int, say: Say) -> Path:
             raise InvalidConfig(f"{what}. Take part in the farewell (`fedloom site`), or choose another folder", key="folder")
         participant = Participant(settings, agreement, None, store, say)
         check_joinable(participant.method, agreement.settings.method)
-        state, _ = read_state(file, shared_state(participant.method.start(agreement.settings.seed)))
+        state, _ = read_state(file, shared_state(participant.method.initial(agreement.settings.seed)))
         participant.keep(state, welcome(participant.method, state, ClientSite(settings.name, participant.data), rounds))
         return participant.settle()
