@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,19 @@ from fedloom.core.reading import parse_json
 DIGEST = 32  # hexadecimal digits in front of the facts
 CROWDED = (errno.EMFILE, errno.ENFILE)  # too many open files, of this process or of the machine: others may close theirs
 CROWDED_SECONDS = 60.0  # to wait for that
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or this user's share of it: a person must make room
+FULL_SECONDS = 1.0  # between two attempts
+_waits_for_room: ContextVar[bool] = ContextVar("waits for room", default=False)
+
+
+@contextmanager
+def waiting_for_room() -> Iterator[None]:
+    """Meanwhile a full disk ends nothing: whatever is written here waits until there is room, and says so once."""
+    before = _waits_for_room.set(True)
+    try:
+        yield
+    finally:
+        _waits_for_room.reset(before)
 
 
 def write_file(path: str | Path, data: bytes) -> None:
@@ -37,9 +51,9 @@ def write_file(path: str | Path, data: bytes) -> None:
     try:
         if path.exists() and not path.is_file():  # a folder, a device
             raise FileExistsError(errno.EEXIST, "it is a folder" if path.is_dir() else "it is not a plain file")
-        path.parent.mkdir(parents=True, exist_ok=True)
 
         def write() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
             temporary.unlink(missing_ok=True)
             with open(temporary, "xb") as file:
                 file.write(data)
@@ -115,13 +129,22 @@ def private(folder: Path) -> Iterator[None]:
 
 
 def append_lines(path: Path, lines: list[str]) -> None:
-    """Add lines in one write; a kill in the middle leaves a torn last line, which readers drop."""
+    """Add lines at once; a kill in the middle leaves a torn last line, which readers drop."""
 
     def append() -> None:
-        with open(path, "ab", opener=without_waiting) as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        with open(path, "ab", buffering=0, opener=without_waiting) as file:
+            before, data = os.fstat(file.fileno()).st_size, "".join(f"{line}\n" for line in lines).encode()
+            try:
+                while data:  # of which a disk may take a part
+                    taken = file.write(data)
+                    if taken is None:  # it is no plain file, and has no room
+                        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                    data = data[taken:]
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(before)  # another attempt must not follow half a line
+                raise
 
     try:
         _patiently(append, path)
@@ -179,18 +202,20 @@ def _digest(arrays: Arrays, text: str) -> str:
 
 
 def _patiently(step: Callable[[], None], path: Path) -> None:
-    """Do it, and again while too many files are open; only opening one can fail so, and nothing is written before."""
+    """Do it, and again while too many files are open, or the disk is full and that is waited for. Each attempt begins anew."""
     until, told = time.monotonic() + CROWDED_SECONDS, False
     while True:
         try:
             return step()
         except OSError as error:
-            if error.errno not in CROWDED or time.monotonic() > until:
+            full = error.errno in FULL and _waits_for_room.get()
+            if not full and (error.errno not in CROWDED or time.monotonic() > until):
                 raise
             if not told:
-                logging.getLogger(__name__).warning("%s waits: %s. Trying for %g seconds", path, error.strerror, CROWDED_SECONDS)
+                how_long = "Make room, then this goes on by itself" if full else f"Trying for {CROWDED_SECONDS:g} seconds"
+                logging.getLogger(__name__).warning("%s waits: %s. %s", path, error.strerror, how_long)
                 told = True
-        time.sleep(0.2)
+        time.sleep(FULL_SECONDS if full else 0.2)
 
 
 def _settle(folder: Path) -> None:

@@ -154,6 +154,7 @@ def test_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_other_errors_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a full disk, where a person waits for the command. Members of a federation do wait: see test_full_disk.py."""
     crowd(monkeypatch, 1, errno.ENOSPC)
     with pytest.raises(UnusableFolder, match="No space left"):
         files.append_lines(tmp_path / "ledger.jsonl", ["one"])

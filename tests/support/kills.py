@@ -33,12 +33,13 @@ class HalfWay:
     def __exit__(self, *reason: object) -> None:
         self._file.close()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         half = len(data) // 2
         self._file.write(data[:half])
         self._file.flush()
         self._step()
         self._file.write(data[half:])
+        return len(data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

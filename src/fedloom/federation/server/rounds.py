@@ -29,11 +29,12 @@ from fedloom.federation.server.superlink import SuperLink
 from fedloom.federation.server.tolerant import Tolerant
 from fedloom.federation.wire.flower import need_flower
 from fedloom.federation.wire.signatures import public_bytes, public_key
-from fedloom.files import write_arrays
+from fedloom.files import waiting_for_room, write_arrays
 
 NEWCOMERS = "newcomers.safetensors"  # in the run folder
 
 
+@waiting_for_room()
 def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) -> RunResult:
     """Run the rounds, from the first or from the last that was finished, until every site has its personal model."""
     need_flower()

@@ -28,13 +28,14 @@ from fedloom.federation.site.statement import LOG
 from fedloom.federation.wire.flower import need_flower
 from fedloom.federation.wire.refusals import Refusals
 from fedloom.federation.wire.signatures import private_key
-from fedloom.files import private, read_arrays
+from fedloom.files import private, read_arrays, waiting_for_room
 
 PAUSE = 0.5  # seconds before the first of further attempts to reach the server
 LONGEST = 30.0  # seconds between two attempts to reach the server
 SOON = 0.05  # seconds before the first look for the next instruction
 
 
+@waiting_for_room()
 def attend(settings: SiteSettings, say: Say) -> Path:
     """Answer the federation's rounds until this site has its personal model; the folder where it lies."""
     need_flower()
