@@ -19,9 +19,12 @@ from fedloom.core.errors import ConnectionRefused
 from fedloom.federation.server import superlink as superlink_module
 from fedloom.federation.site import connection as connection_module
 from fedloom.federation.site.connection import Connection
+from fedloom.federation.site.rounds import _answer
+from fedloom.federation.wire.refusals import Refusals
 from support.attacks import announce
 from support.bombs import doubling, repeated
 from support.port import MOST, Port, received
+from support.site import Place
 
 pytestmark = pytest.mark.xdist_group("flower")
 CHUNK = 1 << 20
@@ -67,6 +70,25 @@ def test_a_site_counts_as_well(port: Port, north: Connection, monkeypatch: pytes
         port.link.send("north", b"")
     with at_most(5 * MOST), pytest.raises(ValueError, match=f"more than the {MOST:,} bytes that are accepted"):
         received(north)
+
+
+def test_which_is_one_line_of_its_log(fresh: Place, port: Port, north: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(superlink_module, "as_record", lambda data: repeated(CHUNK, 64))
+        bomb = port.link.send("north", b"")
+    reply = north.reply
+
+    def reply_and_leave(data: bytes | None, error: str = "") -> None:
+        reply(data, error)
+        raise ConnectionRefused("enough")
+
+    monkeypatch.setattr(north, "reply", reply_and_leave)
+    with at_most(5 * MOST), pytest.raises(ConnectionRefused, match="enough"):
+        _answer(north, fresh.participant, 0.01, Refusals(fresh.said.append))
+    (line,) = fresh.said
+    assert line == f"Refused an instruction: it is not readable (more than the {MOST:,} bytes that are accepted)"
+    assert fresh.participant.answers.refused() == {"It was not readable": 1}
+    assert port.answered(bomb)[0].error == "the instruction was not readable"
 
 
 @pytest.mark.parametrize("levels", [2, 12, 30])

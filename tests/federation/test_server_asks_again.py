@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedloom.engine.store import Store
 from fedloom.federation.wire.messages import to_bytes
 from fedloom.methods.base import METHODS
 from fedloom.testing import Played
+from support.checks import everything
 from support.federation import lines
 from support.site import Place, at, talk, write_agreement
 
@@ -37,6 +39,33 @@ def test_twelve_questions_about_one_round_get_one_answer(fresh: Place) -> None:
     fresh.restart()  # which does not make it forget
     (again,) = talk(fresh, curious(fresh, 0, 5))
     assert again[0] is None
+
+
+def refusals(place: Place) -> list[str]:
+    return [line for line in place.said if line.startswith("Refused an instruction: ")]
+
+
+def test_a_refusal_is_one_line_and_curiosity_changes_nothing(fresh: Place, agreed: Path, tmp_path: Path) -> None:
+    """Between the honest questions come others: of this round and of earlier ones, too many, too early and for somebody else."""
+    with at(agreed, tmp_path / "undisturbed" / "north") as other:
+        expected = [other.report(other.participant.answer(other.data(round)), other.data(round)) for round in range(3)]
+    for round in range(3):
+        honest = fresh.data(round)
+        ((reply, _),) = talk(fresh, honest)
+        assert reply is not None and to_bytes(fresh.report(reply, honest)) == to_bytes(expected[round])
+        too_early = fresh.data(round + 1, FINISH) if round < 2 else b"no instruction"
+        for question in (curious(fresh, round, 5), curious(fresh, 0, 6), fresh.data(7), too_early):
+            before = len(refusals(fresh))
+            ((reply, why),) = talk(fresh, question)
+            assert reply is None and why and len(refusals(fresh)) == before + 1
+    assert everything(fresh.store.folder / "clients") == everything(tmp_path / "undisturbed" / "north" / "clients")
+    assert len(lines(fresh.store.folder / "left.jsonl")) == 3
+
+
+def test_a_flood_of_questions_is_a_line_a_second(fresh: Place) -> None:
+    began = time.monotonic()
+    talk(fresh, *(curious(fresh, 0, number) for number in range(12)))
+    assert 1 <= len(refusals(fresh)) <= time.monotonic() - began + 1
 
 
 def test_the_statement_says_what_was_refused_and_how_often(fresh: Place) -> None:

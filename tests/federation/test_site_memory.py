@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused(answered: Place, fault: str) -> None:
     before = everything(answered.store.folder)
     with pytest.raises(DamagedRun) as refusal:
         answered.restart()
-    assert why in str(refusal.value) and CURE in str(refusal.value)
+    assert why in str(refusal.value) and CURE in str(refusal.value) and "\n" not in str(refusal.value)  # one line of a log
     assert everything(answered.store.folder) == before  # nothing is begun anew
 
 
@@ -160,12 +160,17 @@ def test_a_folder_that_is_older_or_lost_is_noticed(answered: Place, after_two_ro
         answered.restart()
 
 
-def test_a_whole_copy_of_the_same_moment_is_good(answered: Place, after_two_rounds: Path) -> None:
+def test_a_whole_copy_of_the_same_moment_is_good(answered: Place, after_two_rounds: Path, agreed: Path, tmp_path: Path) -> None:
     folder = answered.store.folder
     shutil.rmtree(folder)
     shutil.copytree(after_two_rounds / "north", folder)
-    answered.restart().answer(answered.data(2))
+    report = answered.report(answered.restart().answer(answered.data(2)), answered.data(2))
     assert [line["round"] for line in lines(folder / "left.jsonl")] == [0, 1, 2]
+    with at(agreed, tmp_path / "undisturbed" / "north") as other:  # whose folder nobody has touched
+        for round in range(3):
+            last = other.participant.answer(other.data(round))
+        assert to_bytes(other.report(last, other.data(2))) == to_bytes(report)
+    assert everything(folder / "clients") == everything(tmp_path / "undisturbed" / "north" / "clients")
 
 
 def test_the_statement_refuses_to_undercount(answered: Place) -> None:
