@@ -202,10 +202,10 @@ def rehearsed(made: Federation, nobody: Any) -> Path:
     return made.folder / "server-run-rehearsal"
 
 
-def check_same(made: Federation, rehearsal: Path) -> None:
-    """The same state at the server and the same models and memories at the sites."""
+def check_same(made: Federation, rehearsal: Path, sites: Sequence[str] = SITES) -> None:
+    """The same state at the server and the same models and memories at these sites."""
     assert farthest(made.folder / "server-run/state/server.safetensors", rehearsal / "state/server.safetensors") <= CLOSE
-    for name in SITES:
+    for name in sites:
         there, here = made.site_folder(name) / "clients" / name, rehearsal / "clients" / name
         assert sorted(file.name for file in there.iterdir()) == sorted(file.name for file in here.iterdir())
         for file in there.iterdir():
