@@ -13,7 +13,9 @@ import pytest
 
 from fedloom import files
 from fedloom.core.errors import UnusableFolder
+from fedloom.engine.run import Watcher
 from support.disk import SmallDisk, small_disk
+from support.federation import SITES, check_same, federation, rehearsed
 from support.site import Place, talk
 
 SIZE = 1 << 20
@@ -80,3 +82,31 @@ def test_every_write_of_an_answer_waits(
     assert reply is not None and why == "" and times >= 12 and "waits: " in caplog.messages[0]
     report = answered.report(reply, asked)
     assert answered.report(answered.restart().answer(asked), asked).facts == report.facts  # which finds everything in order
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("who", ["server", "west"])
+def test_a_member_whose_disk_is_full_for_a_while(who: str, tmp_path: Path, nobody: Watcher) -> None:
+    """It has a disk of its own, and the others wait for it. What happened is printed (pytest -s)."""
+    with small_disk(tmp_path / "disk", 16 * SIZE) as disk, federation(tmp_path / "all") as made:
+        if disk is None:
+            pytest.skip("a small disk needs the right to mount one")
+        (made.folder / ("server-run" if who == "server" else f"at-{who}")).symlink_to(disk.folder)
+        running = {"server": made.serve(), **{name: made.site(name) for name in SITES}}
+        running["west"].wait_for("west: round 2")
+        began = time.monotonic()
+        while "waits: No space left on device" not in running[who].said():
+            disk.fill()
+            assert time.monotonic() - began < 60
+            time.sleep(0.01)
+        while time.monotonic() - began < 20:
+            disk.fill()
+            time.sleep(0.1)
+        said = [line for line in running[who].said().splitlines() if "waits: " in line]
+        disk.free()
+        freed = time.monotonic()
+        for name in (*SITES, "server"):
+            assert running[name].finish(60) == 0, running[name].said()
+        print(f"\n{who} waited with {len(said)} line: {said[0]}; all was over {time.monotonic() - freed:.0f} s after there was room")
+        assert len(said) == 1
+        check_same(made, rehearsed(made, nobody))
