@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -31,6 +31,7 @@ CROWDED = (errno.EMFILE, errno.ENFILE)  # too many open files, of this process o
 CROWDED_SECONDS = 60.0  # to wait for that
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or this user's share of it: a person must make room
 FULL_SECONDS = 1.0  # between two attempts
+Result = TypeVar("Result")
 _waits_for_room: ContextVar[bool] = ContextVar("waits for room", default=False)
 
 
@@ -62,7 +63,7 @@ def write_file(path: str | Path, data: bytes) -> None:
             os.replace(temporary, path)
             _settle(path.parent)
 
-        _patiently(write, path)
+        patiently(write, path)
     except OSError as error:
         with suppress(OSError):  # its folder may be the file that is in the way
             temporary.unlink()
@@ -147,7 +148,7 @@ def append_lines(path: Path, lines: list[str]) -> None:
                 raise
 
     try:
-        _patiently(append, path)
+        patiently(append, path)
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -201,7 +202,7 @@ def _digest(arrays: Arrays, text: str) -> str:
     return digest.hexdigest()
 
 
-def _patiently(step: Callable[[], None], path: Path) -> None:
+def patiently(step: Callable[[], Result], path: Path) -> Result:
     """Do it, and again while too many files are open, or the disk is full and that is waited for. Each attempt begins anew."""
     until, told = time.monotonic() + CROWDED_SECONDS, False
     while True:

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedloom import files
 from fedloom.core.errors import UnusableFolder
 from fedloom.engine.run import Watcher
+from fedloom.engine.store import Store
 from support.disk import SmallDisk, small_disk
 from support.federation import SITES, check_same, federation, rehearsed
 from support.site import Place, talk
@@ -82,6 +84,28 @@ def test_every_write_of_an_answer_waits(
     assert reply is not None and why == "" and times >= 12 and "waits: " in caplog.messages[0]
     report = answered.report(reply, asked)
     assert answered.report(answered.restart().answer(asked), asked).facts == report.facts  # which finds everything in order
+
+
+def test_a_site_that_begins_on_a_full_disk_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Also for its folder."""
+    mkdir, times = Path.mkdir, 0
+
+    def full(path: Path, *more: Any, **named: Any) -> None:
+        nonlocal times
+        times += 1
+        if times <= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        mkdir(path, *more, **named)
+
+    store = Store(tmp_path / "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        with pytest.raises(UnusableFolder, match="No space left on device"):
+            store.claim()
+        with files.waiting_for_room():
+            store.claim()
+    store.release()
+    assert (tmp_path / "new" / "state" / "lock").exists() and len(caplog.messages) == 1
 
 
 @pytest.mark.network

@@ -35,6 +35,7 @@ from fedloom.files import (
     append_lines,
     open_plain,
     packed,
+    patiently,
     read_arrays,
     read_plain,
     unwritable,
@@ -70,9 +71,13 @@ class Store:
     # -- the folder -------------------------------------------------------------
     def claim(self) -> None:
         """Make the folder and take its lock; the lock ends with the process, however that ends."""
-        try:
+
+        def opened() -> IO[str]:
             (self.folder / "state").mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder / "state" / "lock", "a", opener=without_waiting)  # noqa: SIM115 - held until the process ends
+            return open(self.folder / "state" / "lock", "a", opener=without_waiting)  # held until the process ends
+
+        try:
+            lock = patiently(opened, self.folder)
         except OSError as error:
             raise unwritable(self.folder, error) from error
         try:
