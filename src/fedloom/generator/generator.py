@@ -10,7 +10,7 @@ logits. Where the gain is a sum over genes this samples from ``p(a) exp(strength
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -29,6 +29,8 @@ from fedloom.generator.task_encoder import grouped_features
 from fedloom.generator.tokens import Choices, Tokens
 from fedloom.maths.samplers import SAMPLERS, Denoise, Noise
 from fedloom.maths.sde import karras_levels, ve_levels
+from fedloom.training.packed import sent
+from fedloom.training.together import together
 
 STEPS = 12  # of the fast sampler
 REFERENCE_STEPS = 1000  # of the paper's
@@ -38,6 +40,7 @@ STRONGEST = 10_000.0
 FAINT = 0.1  # a gain that varies less than this (in spreads of accuracy over architectures) guides less: it may be chance
 AT_ONCE = 500  # architectures per pass: bounds memory
 
+Parts = Sequence[tuple[int, np.random.Generator]]  # so many architectures, and where their noise comes from
 Gain = Callable[[Tensor, Tensor], Tensor]  # (what a model's predictor sees of architectures (n, rows, symbols), sigma (n,)) -> (n,)
 
 
@@ -67,6 +70,16 @@ def tilted(denoiser: Denoiser, gain: Gain | None, strength: float) -> Denoise:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """So many architectures for a task, or of the whole space without one."""
+
+    count: int
+    rng: np.random.Generator
+    task: Tensor | None
+    strength: float
+
+
+@dataclass(frozen=True)
 class AnyGenerator(ABC):
     """A trained generator of one space, frozen."""
 
@@ -92,7 +105,7 @@ class AnyGenerator(ABC):
         """Noise levels from the start to the end."""
 
     @abstractmethod
-    def start(self, count: int, rng: np.random.Generator, noise: Noise, guided: Denoise | None) -> Tensor:
+    def start(self, parts: Parts, noise: Noise, guided: Denoise | None) -> Tensor:
         """(count, rows, symbols) noisy at the highest level. guided: the guided data prediction, if there is guidance."""
 
     @abstractmethod
@@ -136,24 +149,36 @@ class AnyGenerator(ABC):
 
     def draw(self, count: int, rng: np.random.Generator, task: Tensor | None = None, strength: float | None = None) -> list[Architecture]:
         """Architectures for a task, or of the whole space without one. Valid by construction; repeats are rare, not impossible."""
-        strength = self.strength if strength is None else strength
-        gain = self.guide(task) if strength else None
-        return self.tokens.architectures(self.draw_choices(count, rng, gain, strength))
+        wanted = Wanted(count, rng, task, self.strength if strength is None else strength)
+        return together(self._draw, [wanted])[0]
+
+    def _draw(self, requests: Sequence[Wanted]) -> list[list[Architecture]]:
+        return [self._alone(wanted) for wanted in requests]
+
+    def _alone(self, wanted: Wanted) -> list[Architecture]:
+        gain = self.guide(wanted.task) if wanted.strength else None
+        return self.tokens.architectures(self.draw_choices(wanted.count, wanted.rng, gain, wanted.strength))
 
     @torch.no_grad()
     def draw_choices(self, count: int, rng: np.random.Generator, gain: Gain | None = None, strength: float = 0.0) -> Choices:
         """(count, genes), guided by any gain."""
-        levels, denoise, sample = self.levels(), self.denoise(gain, strength), SAMPLERS[self.sampler].make
-        guided = denoise if gain is not None and strength else None
-        parts = []
-        for first in range(0, count, AT_ONCE):
-            shape = (min(AT_ONCE, count - first), *self.denoiser.mask.shape)
-            noise = lambda shape=shape: torch.from_numpy(rng.standard_normal(shape, np.float32)).to(self.device) * self.denoiser.mask  # noqa: E731
-            drawn = sample(denoise, self.start(shape[0], rng, noise, guided), levels, noise)
-            if not drawn.isfinite().all():  # would all become choice 0
-                raise InvalidConfig(f"The generator drew values that are not numbers, at strength {strength:g}. Lower it, or train again")
-            parts.append(self.tokens.decode(drawn))
+        parts = [self._sampled([(min(AT_ONCE, count - first), rng)], gain, strength) for first in range(0, count, AT_ONCE)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.tokens.space.genes)), np.int64)
+
+    @torch.no_grad()
+    def _sampled(self, parts: Parts, gain: Gain | None, strength: float) -> Choices:
+        """One batch, (count, genes). parts: how many architectures take their noise from which generator."""
+        denoise, places, mask = self.denoise(gain, strength), self.denoiser.mask.shape, self.denoiser.mask
+        guided = denoise if gain is not None and strength else None
+
+        def noise() -> Tensor:
+            drawn = [rng.standard_normal((count, *places), np.float32) for count, rng in parts]
+            return sent(torch.from_numpy(np.concatenate(drawn)), self.device) * mask
+
+        drawn = SAMPLERS[self.sampler].make(denoise, self.start(parts, noise, guided), self.levels(), noise)
+        if not drawn.isfinite().all():  # would all become choice 0
+            raise InvalidConfig(f"The generator drew values that are not numbers, at strength {strength:g}. Lower it, or train again")
+        return self.tokens.decode(drawn)
 
 
 @dataclass(frozen=True)
@@ -173,10 +198,11 @@ class Generator(AnyGenerator):
     def levels(self) -> list[float]:
         return noise_levels(self.sampler, self.steps)
 
-    def start(self, count: int, rng: np.random.Generator, noise: Noise, guided: Denoise | None) -> Tensor:
+    def start(self, parts: Parts, noise: Noise, guided: Denoise | None) -> Tensor:
         """Random architectures under noise of the highest level, which is exact. Guidance moves their mean already there: a deterministic
         sampler does not forget where it starts."""
-        clean = self.tokens.one_hot(self.tokens.encode(self.tokens.space.sample_many(rng, count)))
+        random = np.concatenate([self.tokens.space.sample_many(rng, count) for count, rng in parts])
+        clean = self.tokens.one_hot(self.tokens.encode(random))
         level = self.levels()[0]
         x = clean.to(self.device) + level * noise()
         return x if guided is None else x + guided(x, level) - self.denoise(None, 0.0)(x, level)
@@ -195,6 +221,27 @@ class Generator(AnyGenerator):
             return None
         spread = gain(*self._certain(self.tokens.random.to(self.device))).std().clamp_min(FAINT)
         return lambda seen, sigma: gain(seen, sigma) / spread
+
+    def _draw(self, requests: Sequence[Wanted]) -> list[list[Architecture]]:
+        """Those of several clients in one batch on a GPU, which would mostly wait for Python. Each client's noise is its own."""
+        alike = len({(wanted.count, wanted.strength, wanted.task is None) for wanted in requests}) == 1
+        if len(requests) == 1 or not alike or self.device.type == "cpu" or requests[0].count > AT_ONCE:
+            return super()._draw(requests)
+        count, strength = requests[0].count, requests[0].strength
+        tasks = [wanted.task for wanted in requests if wanted.task is not None]
+        gain = self._guide_all(torch.stack(tasks).to(self.device), count) if tasks and strength else None
+        choices = self._sampled([(count, wanted.rng) for wanted in requests], gain, strength)
+        return [self.tokens.architectures(choices[start : start + count]) for start in range(0, len(choices), count)]
+
+    @torch.no_grad()
+    def _guide_all(self, tasks: Tensor, count: int) -> Gain | None:
+        """``guide`` of several tasks, (tasks, numbers), of ``count`` architectures each, one after the other."""
+        if self.predictor is None:
+            return None
+        predictor, random = self.predictor, self._certain(self.tokens.random.to(self.device))
+        spread = torch.stack([predictor.gain(*random, task).std() for task in tasks]).clamp_min(FAINT)
+        every, spreads = tasks.repeat_interleave(count, 0), spread.repeat_interleave(count)
+        return lambda seen, sigma: predictor.gain(seen, sigma, every) / spreads
 
     def _certain(self, shares: Tensor) -> tuple[Tensor, Tensor]:
         return shares, torch.full((len(shares),), SIGMA_MIN, device=self.device)

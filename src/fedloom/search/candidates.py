@@ -18,6 +18,7 @@ from fedloom.search.draws import PATIENCE, children, new_ones, samples
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import Bounded
 from fedloom.training.scoring import Scored
+from fedloom.training.together import among_others
 
 Draw = Callable[[int, np.random.Generator], Sequence[Architecture]]  # so many architectures of a trained generator
 Pool = Callable[[], Sequence[Architecture]]  # what was, or is, drawn for all iterations
@@ -30,7 +31,10 @@ def batches(draw: Draw, rng: np.random.Generator) -> Iterator[Architecture]:
 
 
 def drawn_beside(work: Pool, device: torch.device) -> Pool:
-    """What ``work`` draws, begun at once in a thread and, on a GPU, a stream of its own, while the caller goes on; asking for it waits."""
+    """What ``work`` draws, begun at once in a thread and, on a GPU, a stream of its own, while the caller goes on; asking for it waits.
+    Among clients that are served together it begins when asked for: all of them ask at the same time."""
+    if among_others():
+        return work
     stream = None
     if device.type == "cuda":
         stream = torch.cuda.Stream(device)

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.generator.generator import AnyGenerator, Gain, noise_levels
+from fedloom.generator.generator import AnyGenerator, Gain, Parts, noise_levels
 from fedloom.generator.paper.predictor import PaperTaskPredictor, guided
 from fedloom.generator.paper.score import PaperScoreNetwork, PaperSettings
 from fedloom.generator.tokens import Choices, Tokens
@@ -41,7 +40,7 @@ class PaperGenerator(AnyGenerator):
         own = self.denoiser.settings
         return noise_levels(self.sampler, self.steps, own.sigma_min, own.sigma_max, own.sampling_steps)
 
-    def start(self, count: int, rng: np.random.Generator, noise: Noise, guided: Denoise | None) -> Tensor:
+    def start(self, parts: Parts, noise: Noise, guided: Denoise | None) -> Tensor:
         return self.denoiser.start(noise())
 
     def denoise(self, gain: Gain | None, strength: float) -> Denoise:
