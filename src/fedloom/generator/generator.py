@@ -29,7 +29,7 @@ from fedloom.generator.task_encoder import grouped_features
 from fedloom.generator.tokens import Choices, Tokens
 from fedloom.maths.samplers import SAMPLERS, Denoise, Noise
 from fedloom.maths.sde import karras_levels, ve_levels
-from fedloom.training.packed import sent
+from fedloom.supernets.elastic import sent
 from fedloom.training.together import together
 
 STEPS = 12  # of the fast sampler

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -45,6 +45,19 @@ class Supernet(ABC, Generic[Space]):
         """Whether ``run_piece`` also takes x: (groups, n, …) and weights with an axis of groups or shared by all; else vmap gives it one
         group at a time, which takes Python longer."""
         return False
+
+    def kind(self, piece: Any) -> Hashable:
+        """Pieces of one kind can run at once in ``run_alike``, though they differ in their choices."""
+        return piece
+
+    def kind_names(self, piece: Any) -> Iterable[str]:
+        """The parameters that pieces of this piece's kind have in common, as large as any of them needs."""
+        return self.piece_regions(piece)
+
+    def run_alike(self, pieces: Sequence[Any], x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor:
+        """``run_piece`` of several pieces of one kind, masked, where ``takes_groups``. x: (groups, n, …), a piece for each group;
+        weights: ``kind_names`` whole, with an axis of groups or shared."""
+        raise NotImplementedError
 
     def __init_subclass__(cls, **how: Any) -> None:
         super().__init_subclass__(**how)

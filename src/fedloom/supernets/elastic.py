@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -56,10 +57,12 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None = No
 # -- masks: what a gene decides, as arithmetic on tensors that never reaches Python ------------------------------------
 def pick(values: Sequence[int], gene: Tensor) -> Tensor:
     """values[gene] for a gene that is a tensor: no constants to upload, nothing to read back."""
-    chosen = torch.zeros_like(gene)
-    for index, value in enumerate(values):
-        chosen = chosen + value * (gene == index)
-    return chosen
+    return _table(tuple(values), gene.device).gather(0, gene.reshape(1)).reshape(())
+
+
+@cache  # on a device once, and never freed: captured graphs read it
+def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, device=device)
 
 
 def below(channels: int, width: Tensor) -> Tensor:
@@ -68,8 +71,9 @@ def below(channels: int, width: Tensor) -> Tensor:
 
 
 def only(x: Tensor, mask: Tensor) -> Tensor:
-    """(n, channels, …) with zeros in all but the masked-in channels; also where they are not finite."""
-    return torch.where(mask.reshape(1, -1, *[1] * (x.ndim - 2)), x, 0.0)
+    """(n, channels, …) with zeros in all but the masked-in channels; also where they are not finite. In groups both have them first."""
+    mask = mask.unsqueeze(-2)
+    return torch.where(mask[(..., *[None] * (x.ndim - mask.ndim))], x, 0.0)
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -150,6 +154,11 @@ def squeezed(x: Tensor, weights: Mapping[str, Tensor], name: str, hidden: Tensor
     return x * F.hardsigmoid(biased(inside, weights, f"{name}.restore"))
 
 
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on the device, without waiting for what it computes."""
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+
+
 def centre(size: int, part: int) -> slice:
     """The middle ``part`` of ``size`` positions."""
     start = (size - part) // 2
@@ -176,10 +185,12 @@ def elastic_kernel(weight: Tensor, kernel: int, to_five: Tensor | None, to_three
 def masked_kernel(weight: Tensor, gene: Tensor, to_five: Tensor, to_three: Tensor) -> Tensor:
     """``elastic_kernel`` for a gene (0, 1, 2: side 3, 5, 7), always seven wide: smaller kernels have zeros around them.
 
-    weight: (channels, 1, 7, 7); to_five: (5, 5, 25); to_three: (9, 9).
+    weight: (channels, 1, 7, 7); to_five: (5, 5, 25); to_three: (9, 9). In groups gene is (groups,), and each has an axis of groups
+    before unless all share it.
     """
-    middle = weight[:, :, centre(7, 5), centre(7, 5)]
-    inner = to_five[centre(5, 3), centre(5, 3)]
+    gene = gene.reshape(*gene.shape, 1, 1, 1, 1) if gene.ndim else gene
+    middle = weight[..., centre(7, 5), centre(7, 5)]
+    inner = to_five[..., centre(5, 3), centre(5, 3), :]
     five = F.pad(elastic_kernel(middle, 5, to_five, None), (1, 1, 1, 1))
     three = F.pad(elastic_kernel(middle, 3, inner, to_three), (2, 2, 2, 2))
     return torch.where(gene == 0, three, torch.where(gene == 1, five, weight))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from fedloom.spaces.convolutions import Head, Stem
 from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, KERNELS, STAGES, Block, MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.base import SUPERNETS, Region, Weights, resized
 from fedloom.supernets.chain import Chain
-from fedloom.supernets.elastic import Extent, below, centre, elastic_kernel, masked_kernel, pick
+from fedloom.supernets.elastic import Extent, below, centre, elastic_kernel, masked_kernel, pick, sent
 from fedloom.supernets.inverted import PlainBranch, PlainNetwork, run_branch, run_head, run_network, run_stem
 from fedloom.supernets.normalisation import Statistics
 
@@ -87,6 +87,27 @@ class MobileNetV3Supernet(Chain[MobileNetV3]):
     @property
     def takes_groups(self) -> bool:
         return self.space.settings.norm == "batch"
+
+    def kind(self, piece: Piece) -> Hashable:
+        return piece.name if isinstance(piece, Block) and piece.expands else piece
+
+    def kind_names(self, piece: Piece) -> Iterable[str]:
+        if not (isinstance(piece, Block) and piece.expands):
+            return self.piece_regions(piece)
+        return [name for name in self.shapes if name.startswith(f"{piece.name}.")]
+
+    def run_alike(self, pieces: Sequence[Block], x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor:
+        largest = self._largest[pieces[0].name]
+        choices = [(KERNELS.index(block.kernel), block.kernel // 2, block.middle, block.squeeze) for block in pieces]
+        gene, reach, middle, hidden = sent(torch.tensor(choices).T.contiguous(), x.device)  # (groups,) each
+        matrices = (weights[f"{largest.name}.depth.{name}"] for name in ("to_five", "to_three"))
+        kernel = masked_kernel(weights[f"{largest.name}.depth.conv.weight"], gene, *matrices)
+        channels, units = below(largest.middle, middle[:, None]), below(largest.squeeze, hidden[:, None])
+        return self._block(x, weights, largest, kernel, statistics, channels, units, (reach, middle))
+
+    @cached_property
+    def _largest(self) -> dict[str, Block]:
+        return {block.name: block for block in self.space.outline(self.space.named["largest"]).blocks}
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         outline = self.space.outline(self.space.named["largest"])

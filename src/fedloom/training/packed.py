@@ -104,11 +104,6 @@ def flattened(tensors: Iterable[Tensor], stacked: bool = False) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host on the device, without waiting for what it computes."""
-    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
-
-
 def sgd(
     weights: Tensor, momenta: Tensor, gradient: Tensor, decay: Tensor, momentum: float, rate: Tensor | float, mask: Tensor | None
 ) -> None:

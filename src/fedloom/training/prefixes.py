@@ -10,7 +10,7 @@ nodes with the same piece run as one call under ``torch.vmap``, of one client or
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -20,14 +20,16 @@ from torch import Tensor
 
 from fedloom.supernets import fused
 from fedloom.supernets.base import Piece, Supernet, Weights
+from fedloom.supernets.elastic import sent
 from fedloom.supernets.normalisation import Statistics
-from fedloom.training.packed import Packed, sent
+from fedloom.training.packed import Packed
 
 # Bounds of a walk in groups; they change memory and speed, not results.
 HELD_BYTES = 8e9  # what nodes have computed for those that follow, on a CPU
 CALL_BYTES = 4e9  # activations inside one call, on a CPU
 HELD_SHARE = 0.2  # the same as shares of a GPU's memory
 CALL_SHARE = 0.1
+FEW = 20  # pieces of networks for each different one: below, they run by kind
 KEPT_WHOLE = 2  # outputs of one call are one tensor, which lives until all of it has been used
 
 Moments = dict[str, tuple[Tensor, Tensor]]  # means and variances by layer
@@ -48,6 +50,7 @@ class Node:
 
     piece: Piece
     number: int  # of its piece
+    kind: int  # those of one kind run together
     parent: Node | None
     client: int
     children: dict[int, Node] = field(default_factory=dict)  # by the number of their piece
@@ -67,16 +70,18 @@ class Node:
         return output
 
 
-def grow(networks: Iterable[Network]) -> list[Node]:
-    """The roots of the trees that these networks are, one for each client."""
+def grow(networks: Iterable[Network], kind: Callable[[Piece], Hashable] | None = None) -> list[Node]:
+    """The roots of the trees that these networks are, one for each client. kind: by which nodes run together; default: their piece."""
     roots: dict[int, Node] = {}
     numbers: dict[Piece, int] = {}
+    kinds: dict[Hashable, int] = {}
     for network in networks:
-        node = roots.setdefault(network.client, Node(None, -1, None, network.client))
+        node = roots.setdefault(network.client, Node(None, -1, -1, None, network.client))
         for piece in network.pieces:
             number = numbers.setdefault(piece, len(numbers))
             if number not in node.children:
-                node.children[number] = Node(piece, number, node, network.client)
+                own = kinds.setdefault(kind(piece), len(kinds)) if kind else number
+                node.children[number] = Node(piece, number, own, node, network.client)
             node = node.children[number]
         node.ends.append(network)
     return list(roots.values())
@@ -134,7 +139,11 @@ class Groups:
     def run(self, networks: Sequence[Network]) -> Iterator[tuple[list[Network], Tensor]]:
         """Some networks, and their logits on all images but those that measure: (some, n, classes)."""
         first, *others = next(iter(self.parts.values()))
-        for roots in trees(self.supernet, networks, self.held / (KEPT_WHOLE * first.element_size() * len(first))):
+        # Small groups wait for Python: there it pays to run pieces of one kind at once, though all then cost as much as the largest.
+        pieces = sum(len(network.pieces) for network in networks)
+        merged = self.whole and pieces < FEW * len({piece for network in networks for piece in network.pieces})
+        most = self.held / (KEPT_WHOLE * first.element_size() * len(first))
+        for roots in trees(self.supernet, networks, most, self.supernet.kind if merged else None):
             found: dict[Network, list[Tensor]] = {}
             for part in range(1 + len(others)):
                 rows = 0 if part else self.rows
@@ -146,34 +155,40 @@ class Groups:
     def _walk(self, roots: Sequence[Node], part: int, rows: int) -> Iterator[tuple[Node, Tensor]]:
         """The last nodes and their logits. A piece runs when all nodes that have it can: networks of different depths before a block
         still run it together."""
-        waiting = Counter(node.number for node in nodes_below(roots))
+        waiting = Counter(node.kind for node in nodes_below(roots))
         ready: dict[int, list[Node]] = {}
 
         def give(node: Node, output: Tensor) -> None:
             node.output, node.asked = output, len(node.children)
             for child in node.children.values():
-                ready.setdefault(child.number, []).append(child)
-                waiting[child.number] -= 1
+                ready.setdefault(child.kind, []).append(child)
+                waiting[child.kind] -= 1
 
         for root in roots:
             give(root, images := self.parts[root.client][part])
         while ready:
-            nodes = ready.pop(min(ready, key=lambda number: waiting[number]))  # none to wait for, unless a piece comes twice in a network
-            piece = nodes[0].piece
-            several = self._at_once(piece, images)
+            nodes = ready.pop(min(ready, key=lambda kind: waiting[kind]))  # none to wait for, unless a kind comes twice in a network
+            several = min(self._at_once(node.piece, images) for node in nodes)
             for group in (nodes[start : start + several] for start in range(0, len(nodes), several)):
-                for node, output in zip(group, self._call(piece, group, rows), strict=True):
+                for node, output in zip(group, self._call(group, rows), strict=True):
                     if node.children:
                         give(node, output)
                     if node.ends:
                         yield node, output
 
-    def _call(self, piece: Piece, nodes: Sequence[Node], rows: int) -> Tensor:
-        """(nodes, n, …): what a piece makes of what the parents of these nodes gave."""
-        own, axis = self._own(piece, tuple(self.row[node.client] for node in nodes))
+    def _call(self, nodes: Sequence[Node], rows: int) -> Tensor:
+        """(nodes, n, …): what the pieces of these nodes, one or of one kind, make of what their parents gave."""
+        piece, clients = nodes[0].piece, tuple(self.row[node.client] for node in nodes)
+        alike = len({node.number for node in nodes}) > 1
+        regions = dict.fromkeys(self.supernet.kind_names(piece), (...,)) if alike else self.supernet.piece_regions(piece)
+        own, axis = self._own(regions, clients)
         if self.whole:
             statistics = Statistics({} if rows else _stacked([node.measured for node in nodes]), rows)
-            outputs = self.supernet.run_piece(piece, _together([node.taken() for node in nodes]), own, statistics)
+            x = _together([node.taken() for node in nodes])
+            if alike:
+                outputs = self.supernet.run_alike([node.piece for node in nodes], x, own, statistics)
+            else:
+                outputs = self.supernet.run_piece(piece, x, own, statistics)
             return self._keep(nodes, outputs, statistics, rows)
 
         def one(x: Tensor, own: Weights, known: Moments) -> tuple[Tensor, Moments]:
@@ -195,9 +210,8 @@ class Groups:
                 node.measured = {name: (mean[index], variance[index]) for name, (mean, variance) in measured.items()}
         return outputs
 
-    def _own(self, piece: Piece, rows: tuple[int, ...]) -> tuple[Weights, int | None]:
-        """The piece's weights of each node's client, and their axis of nodes; none where all nodes have the same."""
-        regions = self.supernet.piece_regions(piece)
+    def _own(self, regions: Mapping[str, Any], rows: tuple[int, ...]) -> tuple[Weights, int | None]:
+        """These weights of each node's client, and their axis of nodes; none where all nodes have the same."""
         if self.shared:
             return {name: self.weights[name][region] for name, region in regions.items()}, None
         if len(set(rows)) == 1:
@@ -219,19 +233,21 @@ def _together(maps: Sequence[Tensor]) -> Tensor:
     return torch.stack([x.movedim(1, -1) for x in maps]).movedim(-1, 2)
 
 
-def trees(supernet: Supernet[Any], networks: Sequence[Network], most: float) -> Iterator[list[Node]]:
+def trees(
+    supernet: Supernet[Any], networks: Sequence[Network], most: float, kind: Callable[[Piece], Hashable] | None = None
+) -> Iterator[list[Node]]:
     """Trees of all networks together, or of some after others where they would hold more than ``most`` numbers an image at once.
 
     Neighbours in the tree stay together, so little is computed twice.
     """
-    roots = grow(networks)
+    roots = grow(networks, kind)
     nodes = list(nodes_below(roots))
     if len(networks) < 2 or _most_held(supernet, nodes) <= most:
         yield roots
         return
     ordered = [network for node in nodes for network in node.ends]
     for half in (ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]):
-        yield from trees(supernet, half, most)
+        yield from trees(supernet, half, most, kind)
 
 
 def _most_held(supernet: Supernet[Any], nodes: Sequence[Node]) -> int:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.supernets.base import Region, Supernet, Weights
+from fedloom.supernets.elastic import sent
 from fedloom.training.graphs import WeightsInTraining
-from fedloom.training.packed import Packed, flattened, sent, sgd
+from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, computing
 

@@ -100,13 +100,13 @@ def test_rates_fall_once_in_each_phase(tiny: Tiny) -> None:
 
 def test_clients_train_with_balanced_softmax_and_finish_with_cross_entropy(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
-    train = Trainer.train_network
+    train = Trainer.train_networks
 
     def listen(self: Trainer, *more: Any) -> Any:
         losses.append(self.loss)
         return train(self, *more)
 
-    monkeypatch.setattr(Trainer, "train_network", listen)
+    monkeypatch.setattr(Trainer, "train_networks", listen)
     played.round()
     played.round()
     assert losses == [balanced_softmax] * 4
