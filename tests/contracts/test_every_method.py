@@ -9,7 +9,8 @@ import pytest
 
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
-from fedloom.testing.methods import FirstRound, MethodContract, played
+from fedloom.testing.methods import FirstRound, played
+from fedloom.testing.one_line import WholeMethodContract
 from support.untrained import fake_generator
 
 LARGER = {"perfedsde": ("perfedsde.iterations=2", "perfedsde.population=5")}  # the second iteration searches on what the first found
@@ -32,7 +33,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(("", *changes), marks=marks, id=f"{method.name} on {space}")
 
 
-class TestEveryMethod(MethodContract):
+class TestEveryMethod(WholeMethodContract):
     played = played(list(cases()))
 
     def test_who_shares_a_supernet(self, played: FirstRound) -> None:

@@ -1,4 +1,4 @@
-"""What a kill leaves of a run, and what of two run folders must be equal for the runs to be the same.
+"""What a kill leaves of a run.
 
 Every write of a run goes through ``fedloom.files``. Here its steps are numbered: before a file is opened, when half of its data
 is written, before it is given its name, before an old one is removed. ``disk`` calls somebody at each step, who copies the folder (what
@@ -8,7 +8,6 @@ a kill at this moment would leave) or raises.
 from __future__ import annotations
 
 import builtins
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,9 @@ from typing import IO, Any
 import pytest
 
 from fedloom import files
-from fedloom.files import read_arrays
+from fedloom.testing.folders import content
+
+__all__ = ["content", "disk"]
 
 
 class HalfWay:
@@ -75,28 +76,3 @@ def disk(folder: Path, at_step: Callable[[str, str], None]) -> Iterator[None]:
         patch.setattr(files.os, "replace", replace_slowly)
         patch.setattr(Path, "unlink", unlink_slowly)
         yield
-
-
-def content(folder: Path) -> dict[str, Any]:
-    """File name -> all it says, for every file of a run folder; only clocks and the memory of the process are left out."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return {name: _read(folder / name) for name in names if name != "state/lock"}
-
-
-def _read(path: Path) -> Any:
-    if path.suffix == ".safetensors":
-        arrays, facts = read_arrays(path)
-        return facts, {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
-    if path.name == "result.json":
-        result = json.loads(path.read_text())
-        del result["cost"]["seconds"], result["cost"]["stages"]
-        return result
-    if path.name == "seconds.json":
-        return json.loads(path.read_text())["remark"]
-    if path.name == "ledger.jsonl":
-        return [_without_clocks(json.loads(line)) for line in path.read_text().splitlines()]
-    return path.read_bytes()
-
-
-def _without_clocks(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: sorted(value) if name == "seconds" else value for name, value in line.items() if name != "process_memory_mb"}

@@ -12,7 +12,7 @@ try:
 except ImportError as error:
     raise ImportError("fedloom.testing needs pytest, which is not installed. Run pip install pytest") from error
 
-PARTS = ("methods", "spaces", "supernets", "masked", "executions", "prefixes", "surrogates")
+PARTS = ("methods", "spaces", "supernets", "masked", "executions", "prefixes", "stacks", "surrogates", "together")
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))
 
 from fedloom.testing.one_line import method_tests, space_tests, surrogate_tests  # noqa: E402 - their assertions are explained from here on

@@ -36,8 +36,10 @@ LARGER = (  # than the tiny federation: clients that take part twice, once and n
 class FirstRound(Played):
     """A method and its clients, with the answers to a first round that the server has not absorbed yet."""
 
-    def __init__(self, settings: config.Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, load: Callable[..., config.Settings]) -> None:
+        """load: settings, with changes as ``key=value``."""
+        super().__init__(load())
+        self.load = load
         self.known: list[tuple[Instruction, ClientMemory, Answer]] = []
         self.instructions = [] if self.method.finished(self.state) else self.method.plan(self.state, self.federation.names)
         self.answers = [self.answer_once(instruction) for instruction in self.instructions]
@@ -159,7 +161,7 @@ def played(cases: Sequence[Any]) -> Any:
         plugin, *changes = request.param
         with plugged(*filter(None, [plugin])):
             file = tiny_file(tmp_path_factory.mktemp("tiny"))
-            yield FirstRound(config.load(str(file), [*LARGER, *changes]))
+            yield FirstRound(lambda *more: config.load(str(file), [*LARGER, *changes, *more]))
 
     return pytest.fixture(scope="class", params=cases)(staticmethod(played))
 

@@ -20,14 +20,20 @@ from fedloom.testing.methods import MethodContract, played
 from fedloom.testing.plugged import plugged
 from fedloom.testing.prefixes import PrefixContract
 from fedloom.testing.spaces import SpaceContract, instances, supernets
+from fedloom.testing.stacks import StackContract
 from fedloom.testing.supernets import SupernetContract
 from fedloom.testing.surrogates import SurrogateContract, surrogates
+from fedloom.testing.together import TogetherContract
 
 IMAGE = ImageShape(channels=1, size=8, classes=3)
 
 
-class WholeSpaceContract(SpaceContract, SupernetContract, MaskedContract, ExecutionContract, PrefixContract):
+class WholeSpaceContract(SpaceContract, SupernetContract, MaskedContract, ExecutionContract, PrefixContract, StackContract):
     """A search space with its supernet."""
+
+
+class WholeMethodContract(MethodContract, TogetherContract):
+    """A method, alone and where clients answer together."""
 
 
 def method_tests(plugin: str, name: str, *changes: str) -> type:
@@ -36,7 +42,7 @@ def method_tests(plugin: str, name: str, *changes: str) -> type:
     with plugged(file):
         METHODS[name]  # refuses an unknown name
     case = pytest.param((file, f"method={name}", *changes), id=" ".join((name, *changes)))
-    return type("TestMethod", (MethodContract,), {"played": played([case])})
+    return type("TestMethod", (WholeMethodContract,), {"played": played([case])})
 
 
 def space_tests(plugin: str, name: str, image: ImageShape = IMAGE) -> type:

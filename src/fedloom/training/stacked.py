@@ -79,7 +79,7 @@ class Stacks:
     def _embedded(self, networks: Sequence[tuple[Architecture, Weights]], courses: Sequence[Iterator[NetworkStep]]) -> list[Weights]:
         """Plain networks in their places in a supernet. Only their entries move, so zeros around them stay zero."""
         shapes, device = self.supernet.shapes, next(iter(networks[0][1].values())).device
-        places = [self.supernet.embedding(architecture) for architecture, _ in networks]
+        places = [self._places_of(architecture, own) for architecture, own in networks]
         starts = [_placed(plain, place, shapes) for (_, plain), (place, _) in zip(networks, places, strict=True)]
         masks = [_marks(place, shapes, device) for place, _ in places]
 
@@ -93,6 +93,11 @@ class Stacks:
             {name: weights[name][place[name]].clone() for name in plain}
             for weights, (_, plain), (place, _) in zip(trained, networks, places, strict=True)
         ]
+
+    def _places_of(self, architecture: Architecture, own: Weights) -> tuple[Mapping[str, Region], tuple[int, ...]]:
+        """Of a plain network; or of a part of the supernet, which has other names."""
+        place, choices = self.supernet.embedding(architecture)
+        return (place, choices) if place.keys() == own.keys() else (self.supernet.regions(architecture), architecture.choices)
 
     # -- supernets -----------------------------------------------------------------
     def supernets(self, starts: Sequence[Weights], courses: Sequence[Iterator[SubnetStep]]) -> list[Weights]:
@@ -143,9 +148,10 @@ class Stacks:
             logits = torch.vmap(forward)(leaves, *inputs)
         subnets = logits.shape[1]
         every = labels[:, None].expand(-1, subnets, -1)  # (rows, subnets, n)
-        # A mean over everything, times its parts, is the sum of every subnet's mean.
-        loss = self.loss(logits.flatten(0, 2).to(kept), every.flatten(), label_smoothing=self.settings.label_smoothing)
-        found = torch.autograd.grad(loss * (rows * subnets), list(leaves.values()), materialize_grads=True)
+        # Each subnet's own: a loss may count the labels of its batch.
+        losses = torch.vmap(partial(self.loss, label_smoothing=self.settings.label_smoothing))
+        loss = losses(logits.flatten(0, 1).to(kept), every.flatten(0, 1)).sum()
+        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         gradient = flattened(found, stacked=True).to(kept)
         sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
 

@@ -16,6 +16,8 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 Job = Callable[[Sequence[Request]], Sequence[Result]]  # a result for every request
 
+PATIENCE = 5.0  # seconds for a dismissed client that is in the middle of something of its own
+
 _here = threading.local()  # .client: whose thread this is
 
 
@@ -37,7 +39,8 @@ def own_seconds() -> float:
 
 
 def answers(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
-    """What each task returns. An error in one of them is raised here, and the others are dismissed."""
+    """What each task returns. An error in one of them is raised here, and the others are dismissed. An error of a job is raised where it
+    was asked for."""
     if len(tasks) == 1:
         return [tasks[0]()]
     clients = [_Client(task) for task in tasks]
@@ -63,10 +66,14 @@ def _serve(clients: Sequence[_Client[Any]]) -> None:
     for job, group in groups.items():
         asked = [client.asked[1] for client in group if client.asked is not None]
         start = time.perf_counter()
-        results = iter(job([request for requests in asked for request in requests]))
+        try:
+            results = iter(job([request for requests in asked for request in requests]))
+            given: list[list[Any] | Exception] = [[next(results) for _ in requests] for requests in asked]
+        except Exception as error:
+            given = [error for _ in group]
         share = (time.perf_counter() - start) / len(group)
-        for client, requests in zip(group, asked, strict=True):
-            client.give([next(results) for _ in requests], share)
+        for client, own in zip(group, given, strict=True):
+            client.give(own, share)
 
 
 class _Dismissed(BaseException):
@@ -82,7 +89,7 @@ class _Client(Generic[Result]):
         self.over, self.others = False, 0.0  # others: seconds in which it waited for what is not its own
         self.error: BaseException | None = None
         self.asked: tuple[Job[Any, Any], Sequence[Any]] | None = None
-        self._given: list[Any] = []
+        self._given: list[Any] | Exception = []
         self._task, self._dismissed, self._spent = task, False, 0.0
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -96,14 +103,17 @@ class _Client(Generic[Result]):
             self._turn.release()
         self._back.acquire()
 
-    def give(self, results: list[Any], seconds: float) -> None:
+    def give(self, results: list[Any] | Exception, seconds: float) -> None:
         """seconds: its share of the work."""
         self.asked, self._given, self._spent = None, results, seconds
 
     def dismiss(self) -> None:
-        if not self.over and self._thread.ident is not None:
-            self._dismissed = True
-            self._turn.release()
+        """Ends it where it waits, and waits for that: clients clean up one after the other too."""
+        if self._thread.ident is not None:
+            if not self.over:
+                self._dismissed = True
+                self._turn.release()
+            self._thread.join(PATIENCE)
 
     # -- in its thread -------------------------------------------------------------
     def _run(self) -> None:
@@ -119,6 +129,8 @@ class _Client(Generic[Result]):
             self._back.release()
 
     def ask(self, job: Job[Any, Any], requests: Sequence[Any]) -> list[Any]:
+        if self._dismissed:
+            raise _Dismissed
         start = time.perf_counter()
         self.asked = (job, requests)
         self._back.release()
@@ -127,4 +139,6 @@ class _Client(Generic[Result]):
             raise _Dismissed
         self.others += time.perf_counter() - start - self._spent
         given, self._given = self._given, []
+        if isinstance(given, Exception):
+            raise given
         return given
