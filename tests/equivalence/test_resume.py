@@ -182,6 +182,18 @@ def test_perfedsde_killed_between_checkpoints(record: Callable[..., Recorded], c
     check_steps(run, range(1, len(run.steps), 4), content, nobody)
 
 
+TOGETHER = ("inline.together=3", "participants=2")
+
+
+@pytest.mark.parametrize("method", [pytest.param(name, marks=[] if name == "perfedsde" else pytest.mark.slow) for name in METHODS])
+def test_clients_that_answer_together_killed_at_some_steps(
+    record: Callable[..., Recorded], content: Content, nobody: Watcher, method: str
+) -> None:
+    """A kill takes all that are under way together with it; what was written of them is found again or done again."""
+    run = record(f"method={method}", *TOGETHER)
+    check_steps(run, range(2, len(run.steps), 5), content, nobody)
+
+
 @pytest.mark.parametrize("source", ["evolution", pytest.param("random", marks=pytest.mark.slow)])
 def test_perfedsde_with_other_candidates_killed_at_some_steps(
     record: Callable[..., Recorded], content: Content, nobody: Watcher, source: str
@@ -199,10 +211,13 @@ def test_other_methods_killed_at_some_steps(record: Callable[..., Recorded], con
 # -- stopped again and again ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("together", [(), TOGETHER], ids=["in turn", "together"])
 @pytest.mark.parametrize("method", ["perfedsde", "fedavg", "local"])
-def test_stopped_again_and_again(method: str, record: Callable[..., Recorded], content: Content, nobody: Watcher, tmp_path: Path) -> None:
+def test_stopped_again_and_again(
+    method: str, together: tuple[str, ...], record: Callable[..., Recorded], content: Content, nobody: Watcher, tmp_path: Path
+) -> None:
     """An exception instead of a kill, also in the middle of a resume; every attempt comes a little further before it."""
-    run = record() if method == "perfedsde" else record(f"method={method}", "run.checkpoint_every=2", "rounds=3")
+    run = record(*together) if method == "perfedsde" else record(f"method={method}", "run.checkpoint_every=2", "rounds=3", *together)
     folder, attempts = tmp_path / "run", 0
 
     def allow(steps: int) -> Callable[[str, str], None]:

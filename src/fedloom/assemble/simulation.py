@@ -134,6 +134,9 @@ def so_far(store: Store) -> tuple[Spent | None, bool]:
 # -- running -------------------------------------------------------------------------
 def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) -> RunResult:
     device = _device(settings)
+    if settings.training.precision == "half" and device.type != "cuda":
+        where = f"{settings.engine}.device is {device.type}"
+        raise InvalidConfig(f"training.precision=half needs a GPU, and {where}. Set training.precision=auto", key="training.precision")
     ready = cluster(settings.components["ray"], device.type == "cuda") if settings.engine == "ray" else nullcontext()
     with ready:  # before the folder is touched, like all that may be refused
         return _simulate(settings, store, watcher, resumed, device)

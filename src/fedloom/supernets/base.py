@@ -62,7 +62,7 @@ class Supernet(ABC, Generic[Space]):
     def __init_subclass__(cls, **how: Any) -> None:
         super().__init_subclass__(**how)
         if "masked" in vars(cls) and "masks_pay" not in vars(cls):
-            cls.masks_pay = True
+            cls.masks_pay = cls.masked is not Supernet.masked
 
     def __init__(self, space: Space) -> None:
         self.space = space
