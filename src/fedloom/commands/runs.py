@@ -12,16 +12,19 @@ import typer
 
 from fedloom import config
 from fedloom.assemble import free_folder, new_run, resume_run, saved_outline, saved_settings
-from fedloom.commands.terminal import TrustPlugins, console, say, source_and_changes
+from fedloom.commands.terminal import TrustPlugins, console, new_console, say, source_and_changes
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
 from fedloom.core.seeds import rng
 from fedloom.engine.events import Events
+from fedloom.engine.profile import Profile
 from fedloom.engine.run import Watcher
 from fedloom.engine.store import Store, read_result
+from fedloom.files import write_file
 from fedloom.models.personal import load_model, supernet_of
 from fedloom.report.terminal.live import LiveView
+from fedloom.report.terminal.profile import profile_lines, profile_table
 from fedloom.report.terminal.show import client_view, run_view
 from fedloom.report.terminal.tables import client_table, summary
 from fedloom.report.track import Several, Tracker
@@ -35,10 +38,14 @@ def settings_help() -> str:
 EventLines = Annotated[bool, typer.Option("--events", help="print progress for other programs: one JSON object per line")]
 
 
+ProfileRun = Annotated[bool, typer.Option("--profile", help="say where the time went, and write a trace into the run folder")]
+
+
 def run(
     source: Annotated[str, typer.Argument(metavar="[PRESET or FILE.toml]", help="what to run; default: quickstart")] = "",
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings that override the file")] = None,
     events: EventLines = False,
+    profile: ProfileRun = False,
 ) -> None:
     """Run a federation on this machine."""
     source, changes = source_and_changes(source, overrides)
@@ -46,21 +53,41 @@ def run(
     folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
     start = f", from the weights in {settings.weights}" if settings.weights else ""
     title = f"{settings.method} on {settings.data.name}, into {folder}{start}"
-    with _watching(folder, title, settings.run.track, events) as watcher:
+    with _profiling(folder, profile, events) as more, _watching(folder, title, settings.run.track, events, more) as watcher:
         result = new_run(settings, folder, watcher)
     _conclude(folder, result, events)
 
 
-def resume(folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a stopped run")], events: EventLines = False) -> None:
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a stopped run")],
+    events: EventLines = False,
+    profile: ProfileRun = False,
+) -> None:
     """Continue a stopped run. Finished rounds are not repeated."""
-    with _watching(folder, f"resuming {folder}", saved_settings(folder, trust_plugins=True).run.track, events) as watcher:
+    track = saved_settings(folder, trust_plugins=True).run.track
+    with _profiling(folder, profile, events) as more, _watching(folder, f"resuming {folder}", track, events, more) as watcher:
         result = resume_run(folder, watcher)
     _conclude(folder, result, events)
 
 
 @contextmanager
-def _watching(folder: Path, title: str, track: bool, events: bool) -> Iterator[Watcher]:
-    trackers = [Tracker(folder / "tensorboard")] if track else []
+def _profiling(folder: Path, wanted: bool, quiet: bool) -> Iterator[list[Watcher]]:
+    """A further watcher, if that is wanted; in the end, also of a run that is stopped, what it found. quiet: standard output is taken."""
+    profile = Profile()
+    try:
+        yield [profile] if wanted else []
+    finally:
+        if profile.begun:
+            write_file(folder / profile.file, profile.trace().encode())
+            out = new_console(stderr=True) if quiet else console
+            out.print(profile_table(profile))
+            for line in profile_lines(profile, str(folder / profile.file)):
+                out.print(line, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _watching(folder: Path, title: str, track: bool, events: bool, more: list[Watcher]) -> Iterator[Watcher]:
+    trackers = [*more, *([Tracker(folder / "tensorboard")] if track else [])]
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: workers end, nothing stays behind
     try:
         if events:

@@ -48,21 +48,28 @@ class ClientMemory:
 
 
 class Stopwatch:
-    """Seconds by stage. Measures; never decides. entered: told of every stage that begins; now: the clock."""
+    """Seconds by stage. Measures; never decides. entered: told of every stage that begins, and of its end by an empty name (or that of
+    the stage around it); now: the clock."""
 
     def __init__(self, entered: Callable[[str], None] | None = None, now: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
-        self._entered, self._now = entered, now
+        self._entered, self._now, self._stage = entered, now, ""
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        if self._entered:
-            self._entered(stage)
+        around = self._stage
+        self._enter(stage)
         start = self._now()
         try:
             yield
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + self._now() - start
+            self._enter(around)
+
+    def _enter(self, stage: str) -> None:
+        self._stage = stage
+        if self._entered:
+            self._entered(stage)
 
 
 @dataclass(frozen=True)

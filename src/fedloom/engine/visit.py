@@ -36,7 +36,7 @@ def visit(
     hardware: Hardware,
     entered: Callable[[str], None] | None = None,
 ) -> Visited:
-    """entered: told of every stage that begins."""
+    """entered: told of every stage that begins, and by an empty name that it is over."""
     site = ClientSite(instruction.client, data, memory, Stopwatch(entered, own_seconds), hardware)
     who = f"{instruction.client}, round {instruction.round}"
     try:

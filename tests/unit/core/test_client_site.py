@@ -80,3 +80,13 @@ def test_a_stage_that_fails_still_counts(ticks: list[float]) -> None:
     with pytest.raises(RuntimeError), clock("train"):
         raise RuntimeError
     assert clock.seconds == {"train": 2.0}
+
+
+def test_who_listens_hears_when_a_stage_begins_and_ends() -> None:
+    heard: list[str] = []
+    clock = Stopwatch(heard.append)
+    with clock("train"), clock("inner"):
+        pass
+    with pytest.raises(RuntimeError), clock("test"):
+        raise RuntimeError
+    assert heard == ["train", "inner", "train", "", "test", ""]

@@ -59,7 +59,8 @@ class LiveView:
         self._events.begin(rounds, clients, rounds_done, clients_done)
 
     def stage(self, client: str, stage: str) -> None:
-        self._working[client] = (stage, time.monotonic())
+        if stage:
+            self._working[client] = (stage, time.monotonic())
 
     def participation(self, entry: LedgerEntry) -> None:
         self._working.pop(entry.client, None)
