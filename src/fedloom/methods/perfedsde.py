@@ -78,7 +78,7 @@ class PerFedSDESettings:
     )
     racing: float = setting(
         1.0,
-        "share of the validation images on which all architectures are scored first; then the better third on all of them; 1: off",
+        "share of the validation images on which a population is re-scored first; then its better third on all of them; 1: off",
         low=0.05,
         high=1,
     )
@@ -261,7 +261,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         with site.clock(stage):
             scorer, data, racing = self.tools.scorer, site.data, self.settings.racing
             selecting = self.tools.selecting(data)
-            if racing < 1:
+            if racing < 1 and stage == "rescore":  # offspring are few, and may enter the archive: they are scored in full
                 return best_first(race(scorer, [Request(weights, architectures, selecting, data.train)], racing)[0])
             return best_first(scorer.score_subnets(weights, architectures, selecting, data.train))
 

@@ -212,18 +212,20 @@ def test_without_an_archive_the_whole_population_is_trained(
 def test_in_a_race_what_is_trained_and_chosen_was_scored_on_all_images(
     tiny: Tiny, generators: list[FakeGenerator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores of a first stage come after all others, in a population and when offspring join it."""
+    """Scores of a first stage come after all others, in a population and when offspring join it. Only a population races."""
     raced: list[list[Scored]] = []
     race = perfedsde.race
     monkeypatch.setattr(perfedsde, "race", lambda *given: (found := race(*given), raced.extend(found))[0])
     played = Played(tiny("perfedsde.racing=0.5", "perfedsde.population=6", "perfedsde.iterations=2", "participants=1"))
-    (answer,) = played.round()
-    assert [len(found) for found in raced] == [6, 2, 2]
-    assert [sum(not one.score.rough for one in found) for found in raced] == [2, 1, 1]
-    population: list[Scored] = []
-    for found in raced:
+    with overheard(played.method) as secrets:
+        (answer,) = played.round()
+    assert [len(found) for found in raced] == [6] and sum(not one.score.rough for one in raced[0]) == 2
+    offspring = secrets.scored[-2:]
+    assert [len(found) for found in offspring] == [2, 2] and not any(one.score.rough for found in offspring for one in found)
+    population = raced[0]
+    for found in offspring:
         population = perfedsde.best_first([*population, *found])[:6]
-    assert [one.score.rough for one in population] == [False] * 4 + [True] * 2
+    assert [one.score.rough for one in population] == [False] * 6
     assert population_of(answer) == [one.architecture for one in population]
     assert answer.diary.evaluated_architectures == 6 + 2 + 2
 
