@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +33,26 @@ Piece = Hashable  # a part of a network that works on what the part before it gi
 Space = TypeVar("Space", bound=SearchSpace)
 
 
+class Many(Protocol):
+    """Several networks of one supernet, of one client or of several, run together."""
+
+    @property
+    def held(self) -> int: ...  # numbers of an image that are in memory at once, at most
+
+    def run(self, images: Tensor, rows: int) -> Tensor:
+        """(networks, n, classes) logits. images: (clients, n, c, h, w), of which the first ``rows`` measure statistics; with 0 those
+        that were measured before serve."""
+        ...
+
+
 class Supernet(ABC, Generic[Space]):
     # Whether masks pay on a GPU: one set of kernels then serves every architecture, at the price of running what it lacks as well.
     # A supernet that has ``masked`` may say that they do not.
     masks_pay: ClassVar[bool] = False
     # Whether every choice has weights of its own, as in DARTS, instead of a part of the largest one's.
     pathwise: ClassVar[bool] = False
+    # Whether a GPU scores many networks at once without masks. A ``Chain`` does so by its pieces, others say ``many``.
+    in_groups: ClassVar[bool] = False
 
     @property
     def takes_groups(self) -> bool:
@@ -91,6 +105,10 @@ class Supernet(ABC, Generic[Space]):
         over ``genes``: no value of a tensor may reach Python. A supernet without it always runs sliced.
         """
         raise InvalidConfig(f"The supernet of {self.space.name} has no masked execution. Set training.execution=sliced")
+
+    def many(self, subnets: Sequence[tuple[int, Architecture]], weights: Weights) -> Many:
+        """Subnets that run together, each with the row of its client. weights: (clients, …), or (1, …) where all have the same."""
+        raise InvalidConfig(f"The supernet of {self.space.name} runs one network after the other. Set training.execution=sliced")
 
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         """The weights of the stand-alone network, from the supernet's; names and shapes are those of ``network``."""

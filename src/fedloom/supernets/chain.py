@@ -27,6 +27,8 @@ class Link(Protocol):
 class Chain(Supernet[Space]):
     """Says ``pieces``, ``piece_regions`` and ``run_piece``; the regions and the computation of a network follow."""
 
+    in_groups = True
+
     def __init__(self, space: Space) -> None:
         super().__init__(space)
         # Asked for at every training step. One cache per supernet.

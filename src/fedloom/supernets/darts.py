@@ -22,12 +22,11 @@ from fedloom.core.architecture import Architecture
 from fedloom.spaces.darts import DARTS, Cell, DARTSSettings, Layer, Part
 from fedloom.spaces.genotype import EDGES, INPUTS, KINDS, NODES
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
-from fedloom.supernets.elastic import batch_norm, convolved, pointwise
+from fedloom.supernets.darts_many import Plan, Walk
+from fedloom.supernets.darts_parts import LEAVING, halves, run_part, run_parts
 from fedloom.supernets.normalisation import EPS, Statistics
 
 WHOLE = slice(None)
-SMALL = 2**15  # numbers in a state up to which a few grouped kernels take less time (on a CPU down to half) than many single ones
-LEAVING = tuple(tuple(number for number, (source, _) in enumerate(EDGES) if source == state) for state in range(INPUTS + NODES))
 Made = tuple[int, Tensor]  # an edge, and what it adds to the node that it leads to
 Edge = Callable[[Cell, int, Tensor], Tensor | None]  # what edge number … of a cell makes of its source; None for nothing
 Leaving = Callable[[Cell, int, Tensor], list[Made]]  # what the edges that leave state number … of a cell make of it
@@ -38,6 +37,7 @@ Run = Callable[[Part, Tensor], Tensor]
 class DARTSSupernet(Supernet[DARTS]):
     masks_pay = False  # masked, every edge runs all its operations
     pathwise = True
+    in_groups = True
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -78,6 +78,9 @@ class DARTSSupernet(Supernet[DARTS]):
             return None if name == "none" else run(cell.operations[number][name], x)
 
         return self._network(resized(images, self.space.settings.input_size), weights, run, one_by_one(edge))
+
+    def many(self, subnets: Sequence[tuple[int, Architecture]], weights: Weights) -> Walk:
+        return Walk(Plan(self.space, subnets), weights)
 
     def mixture(
         self,
@@ -173,65 +176,6 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def run_part(part: Part, x: Tensor, weights: Weights, statistics: Statistics | None, present: Tensor | None = None) -> Tensor:
-    """One operation. When ``present``, a boolean, is false it leaves no statistics, and what it returns means nothing."""
-    for layer in part.layers:
-        name = f"{part.name}.{layer.name}"
-        if layer.kind == "rectify":
-            x = F.relu(x)
-        elif layer.kind == "convolve":
-            x = convolved(x, weights[f"{name}.weight"], layer.stride, layer.dilation)
-        elif layer.kind == "halve":
-            even, odd = _halves(x)
-            x = torch.cat([pointwise(even, weights[f"{name}.even.weight"]), pointwise(odd, weights[f"{name}.odd.weight"])], 1)
-        elif layer.kind == "max_pool":
-            x = F.max_pool2d(x, layer.kernel, layer.stride, layer.kernel // 2)
-        elif layer.kind == "average_pool":
-            x = F.avg_pool2d(x, layer.kernel, layer.stride, layer.kernel // 2, count_include_pad=False)
-        else:
-            mask = None if present is None else present.expand(layer.outputs)
-            x = batch_norm(x, weights.get(f"{name}.weight"), weights.get(f"{name}.bias"), name, statistics, mask)
-    return x
-
-
-def run_parts(parts: Sequence[Part], x: Tensor, weights: Weights) -> Sequence[Tensor]:
-    """One operation on several edges that leave one state, normalised by the moments of ``x`` as in training.
-
-    What has no weights is the same on all edges and runs once. Elsewhere, on small maps, channels of all edges lie side by side as groups.
-    """
-    if parts and not parts[0].shapes:
-        return [run_part(parts[0], x, weights, None)] * len(parts)
-    if len(parts) < 2 or x.numel() > SMALL:
-        return [run_part(part, x, weights, None) for part in parts]
-    many, apart = len(parts), False  # apart: x has channels of its own for every edge
-
-    def side_by_side(name: str) -> Tensor:
-        return torch.cat([weights[f"{part.name}.{name}.weight"] for part in parts])
-
-    for layer in parts[0].layers:
-        if layer.kind == "rectify":
-            x = F.relu(x)
-        elif layer.kind == "halve":  # the first convolution of its operation: all edges read the same
-            even, odd = _halves(x)
-            halves = pointwise(even, side_by_side(f"{layer.name}.even")), pointwise(odd, side_by_side(f"{layer.name}.odd"))
-            x, apart = torch.cat([half.unflatten(1, (many, -1)) for half in halves], 2).flatten(1, 2), True
-        elif layer.kind == "convolve":
-            x, apart = x if apart else x.repeat(1, many, 1, 1), True
-            if layer.kernel == 1:  # a product with zeros off the diagonal takes half the time of a grouped convolution
-                x = pointwise(x, torch.block_diag(*side_by_side(layer.name).flatten(1).chunk(many))[..., None, None])
-            else:
-                x = convolved(x, side_by_side(layer.name), layer.stride, layer.dilation)
-        else:
-            x = batch_norm(x, None, None, layer.name, None)
-    return x.chunk(many, 1)
-
-
-def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Every second pixel, from the first and from the second on; at an odd side the latter lack a row and a column, filled with zeros."""
-    lacking = x.shape[-1] % 2
-    return x[:, :, ::2, ::2], F.pad(x[:, :, 1::2, 1::2], (0, lacking, 0, lacking))
-
-
 class PlainDARTS(nn.Module):
     """One architecture as ordinary modules: for export and deployment. Parameter names are those of ``Supernet.plain``."""
 
@@ -275,7 +219,7 @@ class Halve(nn.Module):
         self.even, self.odd = (nn.Conv2d(layer.inputs, layer.outputs // 2, 1, bias=False) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        even, odd = _halves(x)
+        even, odd = halves(x)
         return torch.cat([self.even(even), self.odd(odd)], 1)
 
 

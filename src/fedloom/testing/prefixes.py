@@ -24,6 +24,7 @@ from fedloom.testing.executions import PIXELS, SLICED, examples_of
 from fedloom.testing.nets import images_of, weights_of
 from fedloom.testing.spaces import Given
 from fedloom.training import prefixes, scoring
+from fedloom.training.many import groups
 from fedloom.training.prefixes import Groups, Network, grow, nodes_below, one_by_one
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Request, Scored, Scorer
@@ -37,6 +38,7 @@ WALKS: dict[str, tuple[float, float, list[int]]] = {  # bytes held, bytes of a c
     "images in parts": (8e9, 4e9, [ROWS + 7, 7, 4]),
 }
 needs_chain = pytest.mark.usefixtures("has_chain")
+needs_groups = pytest.mark.usefixtures("has_groups")
 
 
 def populations(space: SearchSpace) -> dict[str, list[Architecture]]:
@@ -103,6 +105,11 @@ class PrefixContract(Given):
         if not isinstance(supernet, Chain):
             pytest.skip("networks of this supernet are one piece; a chain is optional")
 
+    @pytest.fixture
+    def has_groups(self, supernet: Supernet[Any]) -> None:
+        if not supernet.in_groups:
+            pytest.skip("networks of this supernet run one by one; groups are optional")
+
     @torch.no_grad()
     def test_one_piece_after_another_is_the_network(self, supernet: Supernet[Any]) -> None:
         weights, images = weights_of(supernet), images_of(supernet, 9)
@@ -138,11 +145,11 @@ class PrefixContract(Given):
             assert [one.architecture for one in scored] == architectures
             assert [[one.score.accuracy, one.score.loss] for one in scored] == torch.stack(one_after_another(scorer, request)).tolist()
 
-    def test_auto_runs_chains_in_groups_on_a_gpu(self, supernet: Supernet[Any]) -> None:
+    def test_auto_runs_in_groups_on_a_gpu(self, supernet: Supernet[Any]) -> None:
         def grouped(execution: str, device: str) -> bool:
             return Scorer(supernet, TrainingSettings(execution=execution), PIXELS).grouped(torch.device(device))
 
-        assert grouped("auto", "cuda") == isinstance(supernet, Chain)
+        assert grouped("auto", "cuda") == supernet.in_groups
         assert not any(grouped(*other) for other in (("auto", "cpu"), ("sliced", "cuda"), ("masked", "cuda")))
 
     @torch.no_grad()
@@ -211,7 +218,7 @@ class PrefixContract(Given):
         assert 1 < max(held) <= len({network.pieces for network in networks}) and holding() == 0
         assert all(root.output is None for root in roots)
 
-    @needs_chain
+    @needs_groups
     @torch.no_grad()
     @pytest.mark.parametrize(("held", "call", "split"), WALKS.values(), ids=WALKS)
     def test_logits_in_groups(
@@ -227,7 +234,7 @@ class PrefixContract(Given):
         for weights in ({0: ours, 5: theirs}, {0: ours, 5: ours}):
             parts = {client: images[client].split(split) for client in images}
             found: dict[Network, Tensor] = {}
-            for some, logits in Groups(supernet, weights, parts, ROWS).run(networks):
+            for some, logits in groups(supernet, weights, parts, ROWS).run(networks):
                 found.update(zip(some, logits, strict=True))
             assert set(found) == set(networks)
             for network in networks:
@@ -235,7 +242,7 @@ class PrefixContract(Given):
                 expected = alone(supernet, weights[network.client], architecture, images[network.client])[ROWS:]
                 assert float((found[network] - expected).abs().max()) <= LOGITS * float(expected.abs().max())
 
-    @needs_chain
+    @needs_groups
     def test_scores_in_groups(self, supernet: Supernet[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         """Requests with other numbers of images run apart, and all come back in order."""
         ours, theirs = weights_of(supernet), weights_of(supernet, seed=1)

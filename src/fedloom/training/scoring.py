@@ -15,12 +15,12 @@ from fedloom.core.client_site import Examples
 from fedloom.core.server_site import ServerImages
 from fedloom.maths.distillation import ensemble
 from fedloom.supernets.base import Supernet, Weights
-from fedloom.supernets.chain import Chain
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.local import Teacher
+from fedloom.training.many import groups
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
-from fedloom.training.prefixes import Groups, Network, one_by_one
+from fedloom.training.prefixes import Network, one_by_one
 from fedloom.training.recipe import TrainingSettings, computing
 from fedloom.training.stacked import stacked
 from fedloom.training.together import together
@@ -149,8 +149,8 @@ class Scorer:
         if self.grouped(images.device):
             dtype = computing(self.settings, next(iter(next(iter(requests.values())).weights.values())))
             parts = {client: [part.to(dtype) for part in _in_parts(*both)] for client, both in pixels.items()}
-            groups = Groups(self.supernet, {client: request.weights for client, request in requests.items()}, parts, rows)
-            for some, logits in groups.run(networks):
+            weights = {client: request.weights for client, request in requests.items()}
+            for some, logits in groups(self.supernet, weights, parts, rows).run(networks):
                 labels = torch.stack([requests[network.client].examples.labels for network in some])
                 yield from zip(some, torch.vmap(_measure)(logits.to(pixels[some[0].client][0].dtype), labels), strict=True)
             return
@@ -190,7 +190,7 @@ class Scorer:
 
     def grouped(self, device: torch.device) -> bool:
         """Whether scoring runs in groups what networks have in common."""
-        return self.settings.execution == "auto" and device.type == "cuda" and isinstance(self.supernet, Chain)
+        return self.settings.execution == "auto" and device.type == "cuda" and self.supernet.in_groups
 
     def masks(self, images: int, device: torch.device) -> bool:
         """Whether scoring on this many images runs masked. Masked, a subnet costs what the largest does; sliced, at least the time that

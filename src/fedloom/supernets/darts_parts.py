@@ -1,0 +1,85 @@
+"""One operation of a DARTS network, and the same operation on several edges that read one state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.spaces.darts import Part
+from fedloom.spaces.genotype import EDGES, INPUTS, NODES
+from fedloom.supernets.base import Weights
+from fedloom.supernets.elastic import batch_norm, convolved, pointwise
+from fedloom.supernets.normalisation import Statistics
+
+SMALL = 2**15  # numbers in a state up to which a few grouped kernels take less time (on a CPU down to half) than many single ones
+LEAVING = tuple(tuple(number for number, (source, _) in enumerate(EDGES) if source == state) for state in range(INPUTS + NODES))
+
+
+def run_part(
+    part: Part, x: Tensor, weights: Weights, statistics: Statistics | None, present: Tensor | None = None, reach: Tensor | None = None
+) -> Tensor:
+    """One operation. When ``present``, a boolean, is false it leaves no statistics, and what it returns means nothing.
+
+    reach: () how far from the middle taps of its depth-wise kernels may differ from zero, which saves work.
+    """
+    rectified = False
+    for layer, following in zip(part.layers, (*part.layers[1:], None), strict=False):
+        name = f"{part.name}.{layer.name}"
+        if layer.kind == "rectify":
+            x = x if rectified else F.relu(x)
+        elif layer.kind == "convolve":
+            x = convolved(x, weights[f"{name}.weight"], layer.stride, layer.dilation, reach)
+        elif layer.kind == "halve":
+            even, odd = halves(x)
+            x = torch.cat([pointwise(even, weights[f"{name}.even.weight"]), pointwise(odd, weights[f"{name}.odd.weight"])], 1)
+        elif layer.kind == "max_pool":
+            x = F.max_pool2d(x, layer.kernel, layer.stride, layer.kernel // 2)
+        elif layer.kind == "average_pool":
+            x = F.avg_pool2d(x, layer.kernel, layer.stride, layer.kernel // 2, count_include_pad=False)
+        else:
+            mask = None if present is None else present.expand(layer.outputs)
+            rectified = following is not None and following.kind == "rectify"  # in one pass where that is possible
+            act = "relu" if rectified else "none"
+            x = batch_norm(x, weights.get(f"{name}.weight"), weights.get(f"{name}.bias"), name, statistics, mask, act)
+    return x
+
+
+def run_parts(parts: Sequence[Part], x: Tensor, weights: Weights) -> Sequence[Tensor]:
+    """One operation on several edges that leave one state, normalised by the moments of ``x`` as in training.
+
+    What has no weights is the same on all edges and runs once. Elsewhere, on small maps, channels of all edges lie side by side as groups.
+    """
+    if parts and not parts[0].shapes:
+        return [run_part(parts[0], x, weights, None)] * len(parts)
+    if len(parts) < 2 or x.numel() > SMALL:
+        return [run_part(part, x, weights, None) for part in parts]
+    many, apart = len(parts), False  # apart: x has channels of its own for every edge
+
+    def side_by_side(name: str) -> Tensor:
+        return torch.cat([weights[f"{part.name}.{name}.weight"] for part in parts])
+
+    for layer in parts[0].layers:
+        if layer.kind == "rectify":
+            x = F.relu(x)
+        elif layer.kind == "halve":  # the first convolution of its operation: all edges read the same
+            even, odd = halves(x)
+            both = pointwise(even, side_by_side(f"{layer.name}.even")), pointwise(odd, side_by_side(f"{layer.name}.odd"))
+            x, apart = torch.cat([half.unflatten(1, (many, -1)) for half in both], 2).flatten(1, 2), True
+        elif layer.kind == "convolve":
+            x, apart = x if apart else x.repeat(1, many, 1, 1), True
+            if layer.kernel == 1:  # a product with zeros off the diagonal takes half the time of a grouped convolution
+                x = pointwise(x, torch.block_diag(*side_by_side(layer.name).flatten(1).chunk(many))[..., None, None])
+            else:
+                x = convolved(x, side_by_side(layer.name), layer.stride, layer.dilation)
+        else:
+            x = batch_norm(x, None, None, layer.name, None)
+    return x.chunk(many, 1)
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Every second pixel, from the first and from the second on; at an odd side the latter lack a row and a column, filled with zeros."""
+    lacking = x.shape[-1] % 2
+    return x[:, :, ::2, ::2], F.pad(x[:, :, 1::2, 1::2], (0, lacking, 0, lacking))
