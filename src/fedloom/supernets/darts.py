@@ -23,6 +23,7 @@ from fedloom.spaces.darts import DARTS, Cell, DARTSSettings, Layer, Part
 from fedloom.spaces.genotype import EDGES, INPUTS, KINDS, NODES
 from fedloom.supernets.base import SUPERNETS, Region, Supernet, Weights, resized
 from fedloom.supernets.darts_many import Plan, Walk
+from fedloom.supernets.darts_masked import Edges
 from fedloom.supernets.darts_parts import LEAVING, halves, run_part, run_parts
 from fedloom.supernets.normalisation import EPS, Statistics
 
@@ -35,7 +36,6 @@ Run = Callable[[Part, Tensor], Tensor]
 
 @SUPERNETS.add("darts", DARTSSettings, "path-wise weights: every operation of every edge of every cell has its own")
 class DARTSSupernet(Supernet[DARTS]):
-    masks_pay = False  # masked, every edge runs all its operations
     pathwise = True
     in_groups = True
 
@@ -111,7 +111,11 @@ class DARTSSupernet(Supernet[DARTS]):
         return self._network(resized(images, self.space.settings.input_size), weights, run, leaving)
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
-        """The mixture whose coefficients are one for the chosen operation and zero for all others, which leave no statistics."""
+        """The mixture whose coefficients are one for the chosen operation and zero for all others, which leave no statistics.
+        In training every edge runs one chain of layers instead."""
+        if statistics is None:
+            run = partial(run_part, weights=weights, statistics=None)
+            return self._network(images, weights, run, Edges(self.space, weights, genes).leaving)
         operations = torch.arange(len(self.space.operations), device=genes.device)
         chosen = genes.reshape(len(KINDS), len(EDGES), 1) == operations  # (2, 14, operations)
 
