@@ -90,6 +90,15 @@ class Part:
         return {f"{self.name}.{name}": shape for layer in self.layers for name, shape in layer.shapes.items()}
 
     @cached_property
+    def macs(self) -> int:
+        """One multiply-accumulate per weight and output pixel, without normalisations; pools multiply nothing."""
+        size, macs = self.size, 0
+        for layer in self.layers:
+            size = halved(size) if layer.stride == 2 else size
+            macs += size**2 * sum(math.prod(shape) for shape in layer.shapes.values()) * (layer.kind != "normalise")
+        return macs
+
+    @cached_property
     def norms(self) -> tuple[str, ...]:
         return tuple(f"{self.name}.{layer.name}" for layer in self.layers if layer.kind == "normalise")
 
@@ -253,13 +262,11 @@ class DARTS(SearchSpace):
         classes = self.image.classes
         parameters, macs, activations = (self.features + 1) * classes, self.features * classes, self.features + classes
         for part in parts:
-            size = part.size
+            size, macs = part.size, macs + part.macs
             for layer in part.layers:
                 size = halved(size) if layer.stride == 2 else size
-                weights = sum(math.prod(shape) for shape in layer.shapes.values())
-                parameters += weights
+                parameters += sum(math.prod(shape) for shape in layer.shapes.values())
                 if layer.kind != "normalise":
-                    macs += weights * size**2
                     activations += layer.outputs * size**2 * (3 if layer.kind == "max_pool" else 1)
         for cell in self.cells:
             pooled = {a for (a, _), names in zip(EDGES, present[cell.kind], strict=True) if any("pool" in name for name in names)}

@@ -37,7 +37,7 @@ class Many(Protocol):
     """Several networks of one supernet, of one client or of several, run together."""
 
     @property
-    def held(self) -> int: ...  # numbers of an image that are in memory at once, at most
+    def held(self) -> int: ...  # numbers of an image that are in memory at once, besides those inside a call
 
     def run(self, images: Tensor, rows: int) -> Tensor:
         """(networks, n, classes) logits. images: (clients, n, c, h, w), of which the first ``rows`` measure statistics; with 0 those

@@ -80,7 +80,7 @@ class DARTSSupernet(Supernet[DARTS]):
         return self._network(resized(images, self.space.settings.input_size), weights, run, one_by_one(edge))
 
     def many(self, subnets: Sequence[tuple[int, Architecture]], weights: Weights) -> Walk:
-        return Walk(Plan(self.space, subnets), weights)
+        return Walk(Plan(self.space, subnets, len(weights["classifier.bias"])), weights)
 
     def mixture(
         self,

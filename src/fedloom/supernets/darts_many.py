@@ -35,6 +35,7 @@ Moments = dict[str, tuple[Tensor, Tensor]]  # (rows, channels) means and varianc
 # Operations that one call serves: they differ in the size of their kernel only, the last has the largest.
 ALIKE = (("sep_conv_3x3", "sep_conv_5x5"), ("dil_conv_3x3", "dil_conv_5x5"), ("max_pool_3x3",), ("avg_pool_3x3",), ("skip_connect",))
 LEVELS = ((0, 1), *((state,) for state in range(INPUTS, INPUTS + NODES - 1)))  # states whose leaving edges run together
+CALL_BYTES = 4e9  # activations inside one call; it changes memory and speed, not results
 INSIDE = 5  # maps of a row that are alive inside a call, at most
 
 
@@ -46,13 +47,14 @@ class Call:
     alike: int
     part: Part  # of one of its edges, with the largest kernel
     operation: Rows  # of ``alike``, by its place there
-    edge: Rows
-    client: Rows
     source: Rows
+    own: Rows  # where its weights are, of all operations that are alike, edges and clients
+    reach: Rows | None  # of its kernels, where they differ
     first: int  # row that it writes first
+    enters: bool  # whether it reads inputs of the cell, which may be larger
 
     def arrays(self) -> list[Rows]:
-        return [self.operation, self.edge, self.client, self.source]
+        return [self.source, self.own, *([] if self.reach is None else [self.reach])]
 
 
 @dataclass(frozen=True)
@@ -98,18 +100,19 @@ class CellPlan:
         """Of the map of a node."""
         return self.cell.size if self.beside else halved(self.cell.size)
 
-    def held(self, inputs: int) -> int:
-        """Numbers of an image at most, besides what the cell receives: ``inputs``."""
-        node, entering = self.cell.channels * self.side**2, self.cell.channels * self.cell.size**2
-        largest = max([len(call.source) * (entering if call.part.size == self.cell.size else node) for call in self.calls], default=0)
-        return self.rows * node + (not self.beside) * sum(map(len, self.clients)) * entering + INSIDE * max(largest, inputs)
+    @property
+    def held(self) -> int:
+        """Numbers of an image, besides what the cell receives and gives."""
+        entering = 0 if self.beside else sum(map(len, self.clients)) * self.cell.size**2
+        return self.cell.channels * (self.rows * self.side**2 + entering)
 
 
 class Plan:
-    """What networks need. subnets: the client, by its place among the images, and the architecture of each."""
+    """What networks need. subnets: the client, by its place among the images, and the architecture of each. several: how many clients
+    have weights of their own; 1 if all have the same."""
 
-    def __init__(self, space: DARTS, subnets: Sequence[tuple[int, Architecture]]) -> None:
-        self.space = space
+    def __init__(self, space: DARTS, subnets: Sequence[tuple[int, Architecture]], several: int = 1) -> None:
+        self.space, self.several = space, several
         self.clients = np.array([client for client, _ in subnets], np.int64)
         choices = np.array([architecture.choices for _, architecture in subnets], np.int64).reshape(len(subnets), -1, len(EDGES))
         self.stems, row = np.unique(self.clients, return_inverse=True)  # clients that occur
@@ -164,7 +167,10 @@ class Plan:
             rows = np.full(where.shape, -1)
             rows[where] = plan.rows + row
             places = np.array([names.index(name) if name in names else -1 for name in operations])
-            yield Call(number, part, places[found[:, 2]], found[:, 1], found[:, 0], found[:, 3], plan.rows), where, rows
+            operation = places[found[:, 2]]
+            own = (operation * len(EDGES) + found[:, 1]) * self.several + (found[:, 0] if self.several > 1 else 0)
+            reach = operation + 1 if len(names) > 1 else None
+            yield Call(number, part, operation, found[:, 3], own, reach, plan.rows, EDGES[edges[0]][0] < INPUTS), where, rows
 
     def arrays(self) -> list[Rows]:
         return [self.clients, self.stems, self.last, *(array for plan in self.cells for array in plan.arrays())]
@@ -183,15 +189,21 @@ class Plan:
             for call in plan.calls:
                 names = alike(self.space)[call.alike]
                 for place, name in enumerate(names):
-                    yield plan.cell.operations[call.edge[0]][name], int((call.operation == place).sum())
+                    edge = next(edge for edge in plan.cell.operations if edge[names[-1]].name == call.part.name)
+                    yield edge[name], int((call.operation == place).sum())
+
+    @property
+    def macs(self) -> int:
+        """Of one image, for all networks."""
+        return sum(part.macs * rows for part, rows in self.parts) + len(self.clients) * self.space.features * self.space.image.classes
 
     @cached_property
     def held(self) -> int:
-        """Numbers of an image that are in memory at once, at most."""
+        """Numbers of an image that are in memory at once, at most, besides those inside a call."""
         most, outputs = 0, [len(self.stems) * self.space.stem.layers[0].outputs * self.space.input_size**2] * 2
         for plan in self.cells:
             made = plan.outputs.size * plan.cell.channels * plan.side**2
-            most = max(most, sum(outputs) + plan.held(max(outputs)) + made)
+            most = max(most, sum(outputs) + plan.held + made)
             outputs = [outputs[1], made]
         return most
 
@@ -207,14 +219,20 @@ def _distinct(rows: Rows) -> tuple[Rows, Rows]:
     return found, place.reshape(-1)
 
 
+def _slices(rows: Tensor, count: int) -> Iterator[slice]:
+    """So many of these rows, those of a call at a time."""
+    several = max(1, int(CALL_BYTES // (INSIDE * rows[0].numel() * rows.element_size())))
+    for start in range(0, count, several):
+        yield slice(start, min(start + several, count))
+
+
 # -- computing it ---------------------------------------------------------------------------------------------------------
 class Walk:
     """Runs a plan. weights: (clients or 1, …), of the whole supernet."""
 
     def __init__(self, plan: Plan, weights: Weights) -> None:
         self.plan, self.weights = plan, weights
-        first = next(iter(weights.values()))
-        self.several, self.device = len(first), first.device  # clients with weights of their own; 1 if all have the same
+        self.device = next(iter(weights.values())).device
         self._measured: list[Moments] = []  # by call
         self._known: Iterator[Moments] | None = None
         self._there: dict[int, Tensor] = {}
@@ -245,7 +263,9 @@ class Walk:
             inputs = before.new_empty(sum(map(len, plan.clients)), n, cell.size, cell.size, cell.channels)
         at = 0
         for part, x, clients in zip(cell.inputs, (before, last), plan.clients, strict=True):
-            inputs[at : at + len(x)] = self._call(part, x, self._own(part, clients))
+            own = self._own(part, clients)
+            for some in _slices(x, len(x)):
+                inputs[at + some.start : at + some.stop] = self._call(part, x[some], {name: weight[some] for name, weight in own.items()})
             at += len(x)
         del before, last, x
         banks = self._banks(plan)
@@ -253,15 +273,13 @@ class Walk:
             if isinstance(step, Sum):
                 self._add(rows, step)
                 continue
-            entering = step.edge[0] in LEAVING_INPUTS
-            x = (inputs if entering else rows)[self._index(step.source)]
-            operation, edge, client = (self._index(rows) for rows in (step.operation, step.edge, step.client))
-            place = (operation * len(EDGES) + edge) * self.several
-            place = place + client if self.several > 1 else place
-            own = {name: bank[place] for name, bank in banks[step.alike].items()}
-            own = {f"{step.part.name}.{name}": tensor for name, tensor in own.items()}
-            reach = operation + 1 if len(alike(self.plan.space)[step.alike]) > 1 else None
-            rows[step.first : step.first + len(x)] = self._call(step.part, x, own, reach)
+            sources = inputs if step.enters else rows
+            for some in _slices(sources, len(step.source)):
+                place = self._index(step.own)[some]
+                own = {f"{step.part.name}.{name}": bank[place] for name, bank in banks[step.alike].items()}
+                reach = None if step.reach is None else self._index(step.reach)[some]
+                made = self._call(step.part, sources[self._index(step.source)[some]], own, reach)
+                rows[step.first + some.start : step.first + some.stop] = made
         return torch.cat([rows[self._index(node)] for node in plan.nodes], -1)
 
     def _call(self, part: Part, x: Tensor, own: Weights, reach: Tensor | None = None) -> Tensor:
@@ -293,7 +311,7 @@ class Walk:
         return {name: self._chosen(self.weights[name], clients) for name in part.shapes}
 
     def _chosen(self, weight: Tensor, clients: Rows) -> Tensor:
-        return weight.expand(len(clients), *weight.shape[1:]) if self.several == 1 else weight[self._index(clients)]
+        return weight.expand(len(clients), *weight.shape[1:]) if len(weight) == 1 else weight[self._index(clients)]
 
     def _banks(self, plan: CellPlan) -> dict[int, dict[str, Tensor]]:
         """For calls of a cell the weights of all their edges, (operations * edges * clients, …), by their names inside an operation."""
@@ -310,7 +328,8 @@ class Walk:
                     some = next(weight for weight in edges if weight is not None)
                     # in a reduction cell some skips are identities
                     stack = torch.stack([some if weight is None else weight for weight in edges])
-                    stacks.append(F.pad(stack, [(shape[-1] - stack.shape[-1]) // 2] * 4))
+                    lacking = (shape[-1] - stack.shape[-1]) // 2
+                    stacks.append(F.pad(stack, [lacking] * 4) if lacking else stack)
                 found[name] = torch.cat(stacks).flatten(0, 1)
         return found
 
@@ -321,6 +340,3 @@ class Walk:
             there = torch.from_numpy(np.concatenate(arrays)).to(self.device).split([len(array) for array in arrays])
             self._there = dict(zip(map(id, arrays), there, strict=True))
         return self._there[id(rows)]
-
-
-LEAVING_INPUTS = frozenset(number for number, (source, _) in enumerate(EDGES) if source < INPUTS)

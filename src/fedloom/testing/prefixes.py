@@ -17,6 +17,7 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SearchSpace
+from fedloom.supernets import darts_many
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.chain import Chain
 from fedloom.supernets.normalisation import Statistics
@@ -227,6 +228,7 @@ class PrefixContract(Given):
         """Of two clients with weights of their own, and of two that share them."""
         monkeypatch.setattr(prefixes, "HELD_BYTES", held)
         monkeypatch.setattr(prefixes, "CALL_BYTES", call)
+        monkeypatch.setattr(darts_many, "CALL_BYTES", call)
         ours, theirs = weights_of(supernet), weights_of(supernet, seed=1)
         architectures = populations(supernet.space)["mixed"]
         networks = [*networks_of(supernet, architectures), *networks_of(supernet, architectures[3:9], client=5)]

@@ -13,6 +13,8 @@ from fedloom.supernets.chain import Chain
 from fedloom.training import prefixes
 from fedloom.training.prefixes import Groups, Network
 
+GPU_SHARE = 0.25  # of a GPU's memory, for what networks have computed
+
 
 def groups(supernet: Supernet[Any], weights: Mapping[int, Weights], parts: Mapping[int, Sequence[Tensor]], rows: int) -> Groups:
     return (Groups if isinstance(supernet, Chain) else Whole)(supernet, weights, parts, rows)
@@ -27,7 +29,8 @@ class Whole(Groups):
         parts = [torch.stack(some) for some in zip(*(self.parts[client] for client in clients), strict=True)]
         weights = {name: weight[None] for name, weight in self.weights.items()} if self.shared else self.weights
         first = parts[0][0]
-        most = prefixes.HELD_BYTES / (first.element_size() * len(first))
+        room = GPU_SHARE * torch.cuda.get_device_properties(first.device).total_memory if first.is_cuda else prefixes.HELD_BYTES
+        most = room / (first.element_size() * len(first))
         waiting = [sorted(networks, key=lambda network: (self.row[network.client], network.pieces[0].choices))]  # type: ignore[attr-defined]
         while waiting:
             some = waiting.pop()
