@@ -4,9 +4,10 @@
 
 Random images of 32 pixels, ten classes, each space's default instance; statistics of 100 images. Two populations: random architectures,
 and a converged one, children of five parents by mutation of a gene in twenty. Ways: *plain* runs each network alone, *tree* is
-one by one with common beginnings run once, *groups* (on a GPU) runs all nodes with one piece as one call. They take turns within one
-process. Milliseconds an architecture are medians, on a CPU of the process's own time, so that other work on the machine counts less; the
-ratio is plain to the other way. Nodes and multiply-accumulates are counted.
+one by one with common beginnings run once, *groups* (on a GPU) runs all nodes with one piece as one call. In DARTS only groups share: a
+node is an operation on an edge, and a call serves all edges of a level of a cell. The ways take turns within one process. Milliseconds an
+architecture are medians, on a CPU of the process's own time, so that other work on the machine counts less; the ratio is plain to the
+other way. Nodes and multiply-accumulates are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, SearchSpace
 from fedloom.supernets.base import Supernet, make_supernet
-from fedloom.supernets.chain import Chain
+from fedloom.supernets.darts import DARTSSupernet
+from fedloom.supernets.darts_many import Plan
 from fedloom.training.prefixes import Network, grow, nodes_below
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Request, Scorer, _measure
@@ -68,7 +70,14 @@ def populations(space: SearchSpace, count: int) -> dict[str, list[Architecture]]
 
 
 def shared(supernet: Supernet[Any], architectures: list[Architecture]) -> dict[str, float]:
-    """What a tree has to do against every network alone."""
+    """What has to be done against every network alone."""
+    if isinstance(supernet, DARTSSupernet):
+        plan, alone = Plan(supernet.space, [(0, architecture) for architecture in architectures]), 0
+        for architecture in architectures:
+            alone += sum(bool(part.layers) for part in supernet.space.parts(architecture))
+        macs = sum(supernet.space.cost(architecture).macs for architecture in architectures)
+        nodes = sum(rows for _, rows in plan.parts)
+        return {"pieces": alone, "nodes": nodes, "calls_in_groups": plan.calls, "macs_saved": round(1 - plan.macs / macs, 4)}
     chains = [supernet.pieces(architecture) for architecture in architectures]
     nodes = list(nodes_below(grow(Network(0, place, pieces) for place, pieces in enumerate(chains))))
     macs = sum(supernet.piece_cost(piece).macs for chain in chains for piece in chain)
@@ -95,7 +104,7 @@ def measured(
         "plain": lambda request: alone(one_by_one, request),
         "tree": lambda request: one_by_one.score_many([request]),
     }
-    if device.type == "cuda" and isinstance(supernet, Chain):
+    if device.type == "cuda" and supernet.in_groups:
         grouped = Scorer(supernet, replace(settings, execution="auto"), PIXELS)
         jobs["groups"] = lambda request: grouped.score_many([request])
     clock = time.process_time if device.type == "cpu" else time.perf_counter

@@ -14,7 +14,9 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.spaces.darts import DARTSSettings, Part, operation_layers
 from fedloom.spaces.genotype import EDGES, OPERATIONS
+from fedloom.supernets import darts_many
 from fedloom.supernets.darts import DARTSSupernet, run_part
+from fedloom.supernets.darts_many import Plan
 from fedloom.supernets.foreign import PUBLIC
 from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import images_of, measured, weights_of
@@ -135,12 +137,14 @@ def test_coefficients_get_the_gradient_of_finite_differences() -> None:
         assert float(gradient[place]) == pytest.approx(float(up - down) / 2e-6, rel=1e-5)
 
 
-def test_masked_gradients_are_those_of_the_sliced_network() -> None:
+@pytest.mark.parametrize("operations", ["full", "s2", "s2n"])
+def test_masked_gradients_are_those_of_the_sliced_network(operations: str) -> None:
     """In float64: in float32 a rectifier close to zero may open in one execution and not in the other."""
-    supernet, draw = tiny_supernet(), rng("gradients")
+    supernet, draw = tiny_supernet(operations=operations), rng("gradients")
     leaves = {name: tensor.double().requires_grad_() for name, tensor in weights_of(supernet).items()}
     images = images_of(supernet, 9).double()
-    architectures = [with_operations(supernet.space, "none", "skip_connect"), *(supernet.space.sample(draw) for _ in range(4))]
+    first = with_operations(supernet.space, supernet.space.operations[0], "skip_connect")
+    architectures = [first, *(supernet.space.sample(draw) for _ in range(4))]
     pull = torch.randn(len(architectures), 9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     masked = supernet.forward_many(images, leaves, torch.tensor([architecture.choices for architecture in architectures]))
     sliced = torch.stack([supernet.forward(images, supernet.take(leaves, one), one) for one in architectures])
@@ -233,3 +237,99 @@ def test_what_is_not_chosen_may_be_no_number() -> None:
         poisoned = {name: tensor if name in regions else torch.full_like(tensor, torch.nan) for name, tensor in weights.items()}
         genes = torch.tensor([architecture.choices] * 2)
         assert torch.equal(supernet.forward_many(images, poisoned, genes), supernet.forward_many(images, weights, genes))
+
+
+# -- many at once --------------------------------------------------------------------------------------------------------
+def changed(architecture: Architecture, **operations: int) -> Architecture:
+    """With other choices of genes: g0=4, …"""
+    choices = list(architecture.choices)
+    for gene, choice in operations.items():
+        choices[int(gene[1:])] = choice
+    return Architecture("darts", tuple(choices))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("call", [4e9, 1])
+@pytest.mark.parametrize("operations", ["full", "s2", "s2n"])
+def test_many_networks_at_once(operations: str, call: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three clients, of whom one asks for nothing; with empty nodes, with nothing at all, the same twice; images in two parts."""
+    monkeypatch.setattr(darts_many, "CALL_BYTES", call)
+    supernet, draw = tiny_supernet(operations=operations), rng("many")
+    space, rows = supernet.space, 5
+    first = space.operations[0]
+    architectures = [with_operations(space, first, first), with_operations(space, first, "skip_connect")]
+    architectures += [*space.named.values(), *(space.sample(draw) for _ in range(3))]
+    architectures.append(changed(architectures[-1], g0=0, g1=0, g14=0, g15=0))
+    subnets = [(client, architecture) for client in (0, 2) for architecture in [*architectures, architectures[2]]]
+    images = torch.stack([images_of(supernet, 9, seed=seed) for seed in range(3)])
+    clients = [weights_of(supernet, seed=seed) for seed in range(3)]
+    for several in (clients, clients[:1]):
+        walk = supernet.many(subnets, {name: torch.stack([own[name] for own in several]) for name in supernet.shapes})
+        found = torch.cat([walk.run(images[:, :7], rows), walk.run(images[:, 7:], 0)], 1)
+        for (client, architecture), logits in zip(subnets, found, strict=True):
+            own = supernet.take(several[client % len(several)], architecture)
+            expected = supernet.forward(images[client], own, architecture, Statistics(rows=rows))
+            assert float((logits - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+
+
+@torch.no_grad()
+def test_many_in_half_precision() -> None:
+    supernet = tiny_supernet()
+    subnets = [(0, supernet.space.named["medium"]), (0, supernet.space.named["smallest"])]
+    weights, images = weights_of(supernet), images_of(supernet, 12)
+    whole, half = (
+        supernet.many(subnets, {name: tensor[None].to(kind) for name, tensor in weights.items()}).run(images[None].to(kind), 12)
+        for kind in (torch.float32, torch.bfloat16)
+    )
+    assert half.dtype == torch.bfloat16
+    assert float((half.float() - whole).abs().max()) <= 0.1 * float(whole.abs().max())
+
+
+def test_what_many_have_in_common_by_hand() -> None:
+    space = tiny_supernet().space  # a normal cell and two reduction cells
+    conv = space.operations.index("sep_conv_3x3")
+    one = with_operations(space, "sep_conv_3x3", "sep_conv_3x3")
+
+    def rows(*architectures: Architecture, clients: int = 1) -> list[list[int]]:
+        """Rows of each cell: its inputs, the calls on its levels, its outputs."""
+        plan = Plan(space, [(client, architecture) for client in range(clients) for architecture in architectures])
+        return [[len(cell.clients[1]), *(len(call.source) for call in cell.calls), len(cell.outputs)] for cell in plan.cells]
+
+    alone = [[1, 8, 3, 2, 1, 1]] * 3
+    assert rows(one) == rows(one, one, one) == alone
+    assert rows(one, clients=2) == [[2 * count for count in cell] for cell in alone]
+    # another operation on the last edge of reduction cells: the normal cell runs once, and all but that edge of the first reduction cell
+    other = changed(one, g27=conv + 1)
+    assert rows(one, other) == [[1, 8, 3, 2, 1, 1], [1, 8, 3, 2, 2, 2], [2, 12, 6, 4, 2, 2]]
+    # on an edge from an input of the normal cell to its last node
+    assert rows(one, changed(one, g9=conv + 1))[0] == [1, 9, 3, 2, 1, 2]
+    # an identity is no call, and nothing depends on what is not there
+    assert rows(changed(one, g0=3, g1=0))[0] == [1, 6, 3, 2, 1, 1]
+    assert rows(with_operations(space, "none", "none")) == [[1, 1]] * 3
+    macs = [Plan(space, [(0, architecture) for architecture in some]).macs for some in ([one], [other], [one, one], [one, other])]
+    assert macs[:2] == [space.cost(one).macs, space.cost(other).macs]
+    assert macs[2] == macs[0] + space.features * space.image.classes and macs[0] < macs[3] < macs[0] + macs[1]
+    assert Plan(space, [(0, one)]).calls == 1 + 3 * (2 + 4)
+
+
+def test_what_many_hold_grows_with_what_they_do_not_share() -> None:
+    space, draw = tiny_supernet().space, rng("held")
+    architectures = [space.sample(draw) for _ in range(6)]
+    held = [
+        Plan(space, [(0, architecture) for architecture in some]).held for some in (architectures[:1], architectures[:1] * 6, architectures)
+    ]
+    assert held[0] == held[1] < held[2] < 6 * held[0] * 1.5
+
+
+@torch.no_grad()
+def test_of_many_weights_that_nobody_chose_may_be_no_numbers() -> None:
+    supernet, draw = tiny_supernet(), rng("nan")
+    architectures = [supernet.space.sample(draw) for _ in range(2)]
+    regions = {name for architecture in architectures for name in supernet.regions(architecture)}
+    weights, images = weights_of(supernet), images_of(supernet, 6)[None]
+    poisoned = {name: tensor if name in regions else torch.full_like(tensor, torch.nan) for name, tensor in weights.items()}
+    found = [
+        supernet.many([(0, one) for one in architectures], {k: v[None] for k, v in own.items()}).run(images, 4)
+        for own in (weights, poisoned)
+    ]
+    assert torch.equal(*found)
