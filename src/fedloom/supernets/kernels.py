@@ -10,6 +10,9 @@ Sizes are not specialised: one compiled kernel serves all widths and batches of 
 # mypy: disable-error-code="assignment, import-not-found, import-untyped, misc, no-untyped-def"
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -627,6 +630,34 @@ def _columns(columns: int, parts: int) -> int:
     return COLUMNS if -(-columns // COLUMNS) * parts >= PROGRAMS // 2 else FEW
 
 
+_compiled: dict[Hashable, Any] = {}
+_first_constant: dict[int, int] = {}  # of a kernel's arguments
+
+
+def _launch(kernel: Any, blocks: int, *arguments: Any, num_warps: int = 4) -> None:
+    """``kernel[(blocks,)](*arguments)``. Triton looks for the compiled kernel in about a tenth of a millisecond, longer than most of them
+    run; here it is found by what it was compiled for: precision and alignment of tensors, and constants, which come last."""
+    if not hasattr(kernel, "device_caches"):  # in Triton's interpreter
+        kernel[(blocks,)](*arguments, num_warps=num_warps)
+        return
+    name = id(kernel)
+    if name not in _first_constant:
+        _first_constant[name] = [parameter.is_constexpr for parameter in kernel.params].index(True)
+    constants, small = _first_constant[name], True
+    seen: list[Hashable] = [name, num_warps, arguments[constants:]]
+    for argument in arguments[:constants]:
+        if isinstance(argument, Tensor):
+            seen += (argument.dtype, argument.device.index, argument.data_ptr() % 16 == 0)
+        else:
+            small = small and argument < 2**31
+    key = (*seen, small)
+    found = _compiled.get(key)
+    if found is None:
+        _compiled[key] = kernel[(blocks,)](*arguments, num_warps=num_warps)
+    else:
+        found[(blocks, 1, 1)](*arguments)
+
+
 def depthwise_forward(
     x: Tensor, taps: Tensor, kernel: int, stride: int, dilation: int, reach: Tensor | None, active: Tensor | None
 ) -> Tensor:
@@ -638,7 +669,8 @@ def depthwise_forward(
     parts = -(-c // lanes)
     columns = _columns(groups * n * ow, parts)
     with torch.cuda.device_of(x):
-        forward_kernel[(groups * -(-n * ow // columns) * parts,)](
+        _launch(
+            forward_kernel, groups * -(-n * ow // columns) * parts,
             x, taps, y, x if reach is None else reach, x if active is None else active,
             n, h, w, oh, ow, c, _step(x, h * w * c), _step(taps, 1), 0,
             kernel, stride, dilation, reach is not None, active is not None, columns, lanes, num_warps=4,
@@ -656,7 +688,8 @@ def depthwise_input_gradient(
     parts = -(-c // lanes)
     columns = _columns(groups * n * ow, parts)
     with torch.cuda.device_of(dy):
-        input_gradient_kernel[(groups * -(-n * ow // columns) * stride * parts,)](
+        _launch(
+            input_gradient_kernel, groups * -(-n * ow // columns) * stride * parts,
             dy, taps, dx, dy if reach is None else reach, dy if active is None else active,
             n, h, w, oh, ow, c, _step(dy, oh * ow * c), _step(taps, 1), 0,
             kernel, stride, dilation, reach is not None, active is not None, columns, lanes, num_warps=4,
@@ -680,12 +713,14 @@ def depthwise_weight_gradient(
     dw = weight.new_empty(weight.shape)
     flags = (reach is not None, active is not None)
     with torch.cuda.device_of(x):
-        weight_gradient_kernel[(groups * chunks * parts,)](
+        _launch(
+            weight_gradient_kernel, groups * chunks * parts,
             x, dy, partial, x if reach is None else reach, x if active is None else active,
             n, h, w, oh, ow, c, _step(x, h * w * c), _step(dy, oh * ow * c), chunks, 0,
             kernel, stride, dilation, *flags, columns, lanes, num_warps=warps,
         )  # fmt: skip
-        weight_total_kernel[(len(weight) * kernel * kernel * -(-c // 32),)](
+        _launch(
+            weight_total_kernel, len(weight) * kernel * kernel * -(-c // 32),
             partial, dw, x if reach is None else reach, x if active is None else active, c, chunks, groups // len(weight),
             kernel, *flags, 64, 32, num_warps=4,
         )  # fmt: skip
@@ -717,12 +752,14 @@ def moments(x: Tensor, mask: Tensor | None, rows: int, eps: float) -> Tensor:
     masked = x if mask is None else mask
     mask_step = _step(mask, c)
     with torch.cuda.device_of(x):
-        moments_kernel[(groups * chunks * -(-c // lanes),)](
-            x, masked, partial, rows, each, chunks, units, _step(x, c), mask_step, unit, mask is not None, tall, lanes, num_warps=4
-        )
-        moments_total_kernel[(groups * -(-c // 16),)](
-            x, partial, masked, found, rows, each, chunks, c, _step(x, c), mask_step, eps, mask is not None, CHUNKS // 2, 16, num_warps=4
-        )
+        _launch(
+            moments_kernel, groups * chunks * -(-c // lanes),
+            x, masked, partial, rows, each, chunks, units, _step(x, c), mask_step, unit, mask is not None, tall, lanes, num_warps=4,
+        )  # fmt: skip
+        _launch(
+            moments_total_kernel, groups * -(-c // 16),
+            x, partial, masked, found, rows, each, chunks, c, _step(x, c), mask_step, eps, mask is not None, CHUNKS // 2, 16, num_warps=4,
+        )  # fmt: skip
     return found
 
 
@@ -737,7 +774,8 @@ def apply(
     y = x.new_empty(x.shape)
     given = [x if part is None else part for part in (found, weight, bias, mask, residual)]
     with torch.cuda.device_of(x):
-        apply_kernel[(groups * -(-rows // tall) * -(-c // lanes),)](
+        _launch(
+            apply_kernel, groups * -(-rows // tall) * -(-c // lanes),
             x, *given, y, rows, units, _step(x, c), _step(residual, c), _step(weight, c), _step(bias, c), _step(mask, c),
             unit, *(part is not None for part in (found, weight, bias, mask, residual)), act, tall, lanes, num_warps=4,
         )  # fmt: skip
@@ -758,12 +796,14 @@ def gradients(
     flags = (unit, weight is not None, bias is not None, mask is not None, act)
     dx = x.new_empty(x.shape) if of_x else None
     with torch.cuda.device_of(x):
-        gradient_sums_kernel[(groups * chunks * -(-c // lanes),)](
-            x, dy, found, *given, partial, rows, each, chunks, units, *steps, *flags, tall, lanes, num_warps=4
-        )
-        gradient_total_kernel[(2 * groups * -(-c // 16),)](partial, totals, chunks, c, CHUNKS // 2, 16, num_warps=4)
+        _launch(
+            gradient_sums_kernel, groups * chunks * -(-c // lanes),
+            x, dy, found, *given, partial, rows, each, chunks, units, *steps, *flags, tall, lanes, num_warps=4,
+        )  # fmt: skip
+        _launch(gradient_total_kernel, 2 * groups * -(-c // 16), partial, totals, chunks, c, CHUNKS // 2, 16, num_warps=4)
         if dx is not None:
-            gradient_kernel[(groups * -(-rows // tall) * -(-c // lanes),)](
-                x, dy, found, totals, *given, dx, rows, units, *steps, *flags, tall, lanes, num_warps=4
-            )
+            _launch(
+                gradient_kernel, groups * -(-rows // tall) * -(-c // lanes),
+                x, dy, found, totals, *given, dx, rows, units, *steps, *flags, tall, lanes, num_warps=4,
+            )  # fmt: skip
     return dx, totals
