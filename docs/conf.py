@@ -30,6 +30,7 @@ NAVIGATION = {
         "explain/generator",
         "explain/generator-numbers",
         "explain/executions",
+        "explain/speed",
         "explain/flower",
         "explain/threats",
         "explain/dependencies",
