@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
@@ -40,6 +41,10 @@ class TestEverySpace(WholeSpaceContract):
 
     @pytest.fixture(params=["archive", pytest.param("fair", marks=pytest.mark.slow)])
     def kind(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
+
+    @pytest.fixture(params=[torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
+    def precision(self, request: pytest.FixtureRequest) -> Any:
         return request.param
 
     @pytest.fixture(params=[12, pytest.param(1000, marks=pytest.mark.slow)])

@@ -27,7 +27,6 @@ from fedloom.training.pixels import Pixels
 from fedloom.training.scoring import Measured, NetworkRequest, Scorer
 
 CLOSE, ROUGHLY = 1e-5, 0.05
-PRECISIONS = pytest.mark.parametrize("precision", [torch.float64, torch.float32], ids=["float64", "float32"])
 Named = Mapping[str, Tensor]
 
 
@@ -67,11 +66,14 @@ def check_moved(stacked: Trained, alone: Trained, start: Named) -> None:
 class StackContract(Given):
     """``execution=masked`` stacks also on a CPU, which ``auto`` does on a GPU only."""
 
+    @pytest.fixture(params=[torch.float64, torch.float32], ids=str)
+    def precision(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
+
     @pytest.fixture(params=["one", "different"])
     def stacked_kind(self, request: pytest.FixtureRequest) -> Any:
         return request.param
 
-    @PRECISIONS
     def test_networks_train_in_a_stack_as_alone(self, supernet: Supernet[Any], stacked_kind: str, precision: torch.dtype) -> None:
         """Of one architecture, and of different ones, with batches and numbers of steps of their own."""
         if stacked_kind == "different" and not masks(supernet):
@@ -91,7 +93,6 @@ class StackContract(Given):
             check_moved(other, one, start)
 
     @needs_masks
-    @PRECISIONS
     def test_supernets_train_in_a_stack_as_alone(self, supernet: Supernet[Any], precision: torch.dtype) -> None:
         starts = [in_precision(weights_of(supernet, seed), precision) for seed in range(3)]
 
