@@ -47,7 +47,8 @@ def everything_known(instruction: Instruction, site: ClientSite) -> str:
         digest.update(repr([vars(place)[name] for name in sorted(vars(place)) if name != "arrays"]).encode())
         groups: Any = instruction.arrays if place is instruction else {"": site.memory.arrays}
         for group, arrays in sorted(groups.items()):
-            for name, array in arrays.items():  # in their order, which sums may depend on
+            # in their order, which sums may depend on; a memory comes from a file, where they have none
+            for name, array in arrays.items() if place is instruction else sorted(arrays.items()):
                 digest.update(f"{group}/{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
     return digest.hexdigest()
 
