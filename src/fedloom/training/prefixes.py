@@ -168,7 +168,7 @@ class Groups:
             give(root, images := self.parts[root.client][part])
         while ready:
             nodes = ready.pop(min(ready, key=lambda kind: waiting[kind]))  # none to wait for, unless a kind comes twice in a network
-            several = min(self._at_once(node.piece, images) for node in nodes)
+            several = min(self._at_once(piece, images) for piece in {node.number: node.piece for node in nodes}.values())
             for group in (nodes[start : start + several] for start in range(0, len(nodes), several)):
                 for node, output in zip(group, self._call(group, rows), strict=True):
                     if node.children:
@@ -222,7 +222,7 @@ class Groups:
         return {name: self.weights[name][:, *region][chosen] for name, region in regions.items()}, 0
 
     def _at_once(self, piece: Piece, images: Tensor) -> int:
-        """How many nodes with this piece fit into ``CALL_BYTES``; at least one."""
+        """How many nodes with this piece fit into one call; at least one."""
         return max(1, int(self.most // (images.element_size() * len(images) * self.supernet.piece_cost(piece).activations)))
 
 
