@@ -7,7 +7,7 @@ same up to rounding and work under ``torch.vmap``, where one launch serves all g
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ def available() -> bool:
 def runs(x: Tensor) -> bool:
     """Whether layers leave this to the kernels: in half precision, and several networks at once. One network in full precision is the
     reference, by torch's own operations. Several are x: (groups, n, c, h, w), without gradients, or vmap."""
-    return can_run(x) and (x.dtype != torch.float32 or x.ndim == 5 or under_vmap())
+    return x.ndim == 5 or (can_run(x) and (x.dtype != torch.float32 or under_vmap()))
 
 
 def can_run(x: Tensor) -> bool:
@@ -56,7 +56,9 @@ def depthwise(
     active: () how many channels matter; the others come out as zero and get no gradient.
     """
     if not can_run(x):
-        return plain_depthwise(x, weight, stride, dilation, reach, active)
+        return _plain(
+            lambda x, weight, *marks: plain_depthwise(x, weight, stride, dilation, *marks), (x, weight, reach, active), (4, 4, 0, 0)
+        )
     if not torch.is_grad_enabled():
         (x, weight, reach, active), level = _in_groups((x, weight, reach, active), (4, 4, 0, 0))
         return _in_vmap(_image(_Depthwise.forward(_pixels(x), weight, reach, active, stride, dilation)), level)
@@ -90,7 +92,10 @@ def norm_act_rows(
     Without gradients on a GPU. Masked channels have mean 0 and variance 1.
     """
     if not can_run(x):
-        return plain_norm_act_rows(x, weight, bias, rows, mask, act, residual)
+        given = (x, weight, bias, mask, residual)
+        return _plain(
+            lambda x, weight, bias, mask, rest: plain_norm_act_rows(x, weight, bias, rows, mask, act, rest), given, (4, 1, 1, 1, 4)
+        )
     (x, weight, bias, mask, residual), level = _in_groups((x, weight, bias, mask, residual), (4, 1, 1, 1, 4))
     y, found = _forward(_pixels(x), weight, bias, mask, None if residual is None else _pixels(residual), act, rows)
     return _in_vmap(_image(y), level), _in_vmap(found[:, 0], level), _in_vmap(found[:, 1], level)
@@ -99,7 +104,7 @@ def norm_act_rows(
 def affine_act(x: Tensor, scale: Tensor, shift: Tensor, act: str = "none", residual: Tensor | None = None) -> Tensor:
     """act(x * scale + shift) + residual, by channel; for known moments. Without gradients on a GPU."""
     if not can_run(x):
-        return plain_affine_act(x, scale, shift, act, residual)
+        return _plain(lambda x, scale, shift, rest: plain_affine_act(x, scale, shift, act, rest), (x, scale, shift, residual), (4, 1, 1, 4))
     (x, scale, shift, residual), level = _in_groups((x, scale, shift, residual), (4, 1, 1, 4))
     residual = None if residual is None else _dense(_pixels(residual))
     y = _kernels().apply(_dense(_pixels(x)), None, scale.contiguous(), shift.contiguous(), None, residual, act)
@@ -144,6 +149,21 @@ def plain_norm_act_rows(
 def plain_affine_act(x: Tensor, scale: Tensor, shift: Tensor, act: str = "none", residual: Tensor | None = None) -> Tensor:
     y = torch.addcmul(shift[:, None, None], _single(x), scale[:, None, None])
     return _added(ACTIVATIONS[act](y).to(x.dtype), residual)
+
+
+def _plain(function: Callable[..., Any], tensors: Sequence[Tensor | None], axes: Sequence[int]) -> Any:
+    """A function of single networks; of several where the first tensor has groups. axes: how many each has without them."""
+    first = tensors[0]
+    assert first is not None
+    if first.ndim == axes[0]:
+        return function(*tensors)
+    there = [index for index, tensor in enumerate(tensors) if tensor is not None]
+
+    def one(*own: Tensor) -> Any:
+        return function(*(dict(zip(there, own, strict=True)).get(index) for index in range(len(tensors))))
+
+    given = [(tensor, 0 if tensor.ndim > count else None) for tensor, count in zip(tensors, axes, strict=True) if tensor is not None]
+    return torch.vmap(one, in_dims=tuple(dim for _, dim in given))(*(tensor for tensor, _ in given))
 
 
 def _single(x: Tensor) -> Tensor:

@@ -221,14 +221,26 @@ class PrefixContract(Given):
 
     @needs_groups
     @torch.no_grad()
+    @pytest.mark.parametrize("few", [None, 0, 10**9], ids=["by vmap", "by piece", "by kind"])
     @pytest.mark.parametrize(("held", "call", "split"), WALKS.values(), ids=WALKS)
     def test_logits_in_groups(
-        self, supernet: Supernet[Any], held: float, call: float, split: list[int], monkeypatch: pytest.MonkeyPatch
+        self,
+        supernet: Supernet[Any],
+        held: float,
+        call: float,
+        split: list[int],
+        few: int | None,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Of two clients with weights of their own, and of two that share them."""
         monkeypatch.setattr(prefixes, "HELD_BYTES", held)
         monkeypatch.setattr(prefixes, "CALL_BYTES", call)
         monkeypatch.setattr(darts_many, "CALL_BYTES", call)
+        if few is not None:
+            if not supernet.takes_groups:
+                pytest.skip("vmap gives it its groups")
+            monkeypatch.setattr(prefixes, "WITHOUT_KERNELS", True)
+            monkeypatch.setattr(prefixes, "FEW", few)
         ours, theirs = weights_of(supernet), weights_of(supernet, seed=1)
         architectures = populations(supernet.space)["mixed"]
         networks = [*networks_of(supernet, architectures), *networks_of(supernet, architectures[3:9], client=5)]

@@ -30,6 +30,7 @@ CALL_BYTES = 4e9  # activations inside one call, on a CPU
 HELD_SHARE = 0.2  # the same as shares of a GPU's memory
 CALL_SHARE = 0.1
 FEW = 20  # pieces of networks for each different one: below, they run by kind
+WITHOUT_KERNELS = False  # tests: networks in groups as on a GPU
 KEPT_WHOLE = 2  # outputs of one call are one tensor, which lives until all of it has been used
 
 Moments = dict[str, tuple[Tensor, Tensor]]  # means and variances by layer
@@ -132,7 +133,8 @@ class Groups:
         self.row = {client: row for row, client in enumerate(weights)}
         self._rows: dict[tuple[int, ...], Tensor] = {}  # of nodes, on the device
         first = next(iter(parts.values()))[0]
-        self.whole = supernet.takes_groups and fused.can_run(first)
+        self.whole = supernet.takes_groups and (WITHOUT_KERNELS or fused.can_run(first))
+        self.merged = False
         memory = torch.cuda.get_device_properties(first.device).total_memory if first.is_cuda else 0
         self.held, self.most = HELD_SHARE * memory or HELD_BYTES, CALL_SHARE * memory or CALL_BYTES
 
@@ -141,9 +143,9 @@ class Groups:
         first, *others = next(iter(self.parts.values()))
         # Small groups wait for Python: there it pays to run pieces of one kind at once, though all then cost as much as the largest.
         pieces = sum(len(network.pieces) for network in networks)
-        merged = self.whole and pieces < FEW * len({piece for network in networks for piece in network.pieces})
+        self.merged = self.whole and pieces < FEW * len({piece for network in networks for piece in network.pieces})
         most = self.held / (KEPT_WHOLE * first.element_size() * len(first))
-        for roots in trees(self.supernet, networks, most, self.supernet.kind if merged else None):
+        for roots in trees(self.supernet, networks, most, self.supernet.kind if self.merged else None):
             found: dict[Network, list[Tensor]] = {}
             for part in range(1 + len(others)):
                 rows = 0 if part else self.rows
@@ -179,7 +181,7 @@ class Groups:
     def _call(self, nodes: Sequence[Node], rows: int) -> Tensor:
         """(nodes, n, …): what the pieces of these nodes, one or of one kind, make of what their parents gave."""
         piece, clients = nodes[0].piece, tuple(self.row[node.client] for node in nodes)
-        alike = len({node.number for node in nodes}) > 1
+        alike = self.merged and self.supernet.kind(piece) != piece  # of one, too: all parts of the images see the same widths
         regions = dict.fromkeys(self.supernet.kind_names(piece), (...,)) if alike else self.supernet.piece_regions(piece)
         own, axis = self._own(regions, clients)
         if self.whole:
