@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.supernets import fused
-from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics, plain_batch_norm
+from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics, plain_batch_norm, under_vmap
 
 Extent = tuple[Tensor | None, Tensor | None]  # reach and active channels of a kernel, () each
 GROUP = 8  # channels per group; divides every width of every space
@@ -57,17 +58,35 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None = No
 # -- masks: what a gene decides, as arithmetic on tensors that never reaches Python ------------------------------------
 def pick(values: Sequence[int], gene: Tensor) -> Tensor:
     """values[gene] for a gene that is a tensor: no constants to upload, nothing to read back."""
-    return _table(tuple(values), gene.device).gather(0, gene.reshape(1)).reshape(())
+    return constant(tuple(values), gene.device).gather(0, gene.reshape(1)).reshape(())
 
 
-@cache  # on a device once, and never freed: captured graphs read it
-def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
+# Constants are on a device once, and never freed: captured graphs read them.
+@cache
+def constant(values: tuple[Any, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
+
+
+@cache
+def counting(count: int, device: torch.device) -> Tensor:
+    """0, 1, 2, …"""
+    return torch.arange(count, device=device)
+
+
+def picks(size: int, part: int, like: Tensor) -> Tensor:
+    """(size², part²) the matrix that picks the middle of a flat kernel, and turned round puts it there."""
+    return _picks(size, part, like.dtype, like.device)
+
+
+@cache
+def _picks(size: int, part: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    places = torch.arange(size**2).reshape(size, size)[centre(size, part), centre(size, part)].flatten()
+    return (torch.arange(size**2)[:, None] == places).to(device, dtype)
 
 
 def below(channels: int, width: Tensor) -> Tensor:
     """(channels,) True for the first ``width`` channels."""
-    return torch.arange(channels, device=width.device) < width
+    return counting(channels, width.device) < width
 
 
 def only(x: Tensor, mask: Tensor) -> Tensor:
@@ -88,10 +107,34 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear layer on the last axis. In groups x is (groups, …, inputs) and weight (groups, outputs, inputs), or shared."""
     if weight.ndim == 2:
         # As one matrix: under vmap a product of more axes would copy its weights for each of them.
-        return F.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+        rows = x.flatten(0, -2)
+        if not under_vmap():
+            return F.linear(rows, weight, bias).unflatten(0, x.shape[:-1])
+        y = _Product.apply(rows, weight)
+        return (y if bias is None else y + bias).unflatten(0, x.shape[:-1])
     rows = x.flatten(1, -2)
     y = rows @ weight.mT if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
     return y.unflatten(1, x.shape[1:-1])
+
+
+class _Product(torch.autograd.Function):
+    """x @ weight.T whose gradients are dense: torch's own of the weight is turned round, and packing it would copy it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight = ctx.needs_input_grad
+        return gradient @ weight if of_x else None, gradient.mT @ x if of_weight else None
 
 
 def convolved(

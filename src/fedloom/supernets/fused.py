@@ -334,7 +334,9 @@ class _NormAct(torch.autograd.Function):
         vectors = (_vector(weight), _vector(bias), _bytes(mask))
         dx = totals = None
         if any(ctx.needs_input_grad[:3]):
-            dx, totals = _kernels().gradients(_dense(x), _dense(gradient), found, *vectors, ctx.act, ctx.needs_input_grad[0])
+            own = [part for part in (weight, bias) if part is not None and len(part) == len(x)]
+            dtype = own[0].dtype if own else torch.float32  # shared ones are added up first
+            dx, totals = _kernels().gradients(_dense(x), _dense(gradient), found, *vectors, ctx.act, dtype, ctx.needs_input_grad[0])
         dw, db = (None, None) if totals is None else (_shared(totals[:, 1], weight), _shared(totals[:, 0], bias))
         added = None
         if ctx.residual is not None:
@@ -359,4 +361,5 @@ def _forward(x: Tensor, weight: Any, bias: Any, mask: Any, residual: Any, act: s
 
 
 def _vector(vector: Tensor | None) -> Tensor | None:
-    return None if vector is None else vector.contiguous()
+    """(groups, c), a group's numbers one after the other."""
+    return vector if vector is None or vector.stride(-1) == 1 else vector.contiguous()

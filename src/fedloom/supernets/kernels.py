@@ -352,7 +352,8 @@ def weight_total_kernel(
 
 # -- normalisation and activation ---------------------------------------------------------------------------------------
 # x is (groups, rows, c), where a row is a pixel. c is passed as ``units`` of UNIT channels: that c is a multiple of eight tells the
-# compiler that it may load several channels at once. Vectors over channels are the same for all groups where their step is 0, else 1.
+# compiler that it may load several channels at once. Vectors over channels are ``step`` numbers apart, 0 where all groups share
+# them.
 
 
 @triton.jit
@@ -411,7 +412,7 @@ def _only(value, live, HAS_MASK: tl.constexpr):
 def _vector(vector, group, step, channel, live, c, HAS: tl.constexpr, NONE: tl.constexpr):
     """(1, channels) numbers of a group, zero where a channel is masked out; NONE where there is no vector."""
     if HAS:
-        found = tl.load(vector + group * step * c + channel, mask=live, other=0.0).to(tl.float32)
+        found = tl.load(vector + group.to(tl.int64) * step + channel, mask=live, other=0.0).to(tl.float32)
     else:
         found = tl.where(live, NONE, 0.0)
     return found[None, :]
@@ -519,8 +520,8 @@ def apply_kernel(
     there = (row < rows) & _read(channel, live, c, HAS_MASK)
     z = tl.load(x + (group.to(tl.int64) * x_step + block * BR) * c + offsets, mask=there, other=0.0).to(tl.float32)
     if HAS_MOMENTS:
-        z -= _vector(moments, group, 3, channel, live, c, True, 0.0)
-        scale *= _vector(moments + 2 * c, group, 3, channel, live, c, True, 1.0)
+        z -= _vector(moments, group, 3 * c, channel, live, c, True, 0.0)
+        scale *= _vector(moments + 2 * c, group, 3 * c, channel, live, c, True, 1.0)
     z = _activated(_only(z * scale + shift, live, HAS_MASK), ACT)
     keep = (row < rows) & (channel < c)[None, :]
     if HAS_RESIDUAL:
@@ -547,8 +548,8 @@ def gradient_sums_kernel(
     dy += (group.to(tl.int64) * dy_step + begin) * c
     place = tl.arange(0, BR)[:, None]
     offsets = place * c + channel[None, :]
-    mean = _vector(moments, group, 3, channel, live, c, True, 0.0)
-    inverse = _vector(moments + 2 * c, group, 3, channel, live, c, True, 1.0)
+    mean = _vector(moments, group, 3 * c, channel, live, c, True, 0.0)
+    inverse = _vector(moments + 2 * c, group, 3 * c, channel, live, c, True, 1.0)
     scale = _vector(weight, group, weight_step, channel, live, c, HAS_WEIGHT, 1.0)
     shift = _vector(bias, group, bias_step, channel, live, c, HAS_BIAS, 0.0)
     read = _read(channel, live, c, HAS_MASK)
@@ -568,8 +569,8 @@ def gradient_sums_kernel(
 
 
 @triton.jit(do_not_specialize=["chunks", "c"])
-def gradient_total_kernel(partial, totals, chunks, c, BR: tl.constexpr, BC: tl.constexpr):
-    """totals: (groups, 2, c), the sums over chunks."""
+def gradient_total_kernel(partial, totals, vectors, chunks, c, BR: tl.constexpr, BC: tl.constexpr):
+    """totals: (groups, 2, c), the sums over chunks; vectors: the same in the precision of the weights."""
     parts = tl.cdiv(c, BC)
     pid = tl.program_id(0)
     part, which, group = pid % parts, pid // parts % 2, pid // (2 * parts)
@@ -580,7 +581,9 @@ def gradient_total_kernel(partial, totals, chunks, c, BR: tl.constexpr, BC: tl.c
     for start in range(0, chunks, BR):
         chunk = start + place
         sums += tl.load(partial + chunk * (2 * c), mask=(chunk < chunks) & (channel < c), other=0.0)
-    tl.store(totals + (group * 2 + which) * c + channel, tl.sum(sums, 0)[None, :], mask=channel < c)
+    total = tl.sum(sums, 0)[None, :]
+    tl.store(totals + (group * 2 + which) * c + channel, total, mask=channel < c)
+    tl.store(vectors + (group * 2 + which) * c + channel, total, mask=channel < c)
 
 
 @triton.jit(do_not_specialize=["rows", "units", "x_step", "dy_step", "weight_step", "bias_step", "mask_step"])
@@ -599,12 +602,12 @@ def gradient_kernel(
     row = block * BR + tl.arange(0, BR)[:, None]
     offsets = tl.arange(0, BR)[:, None] * c + channel[None, :]
     there = (row < rows) & _read(channel, live, c, HAS_MASK)
-    mean = _vector(moments, group, 3, channel, live, c, True, 0.0)
-    inverse = _vector(moments + 2 * c, group, 3, channel, live, c, True, 1.0)
+    mean = _vector(moments, group, 3 * c, channel, live, c, True, 0.0)
+    inverse = _vector(moments + 2 * c, group, 3 * c, channel, live, c, True, 1.0)
     scale = _vector(weight, group, weight_step, channel, live, c, HAS_WEIGHT, 1.0)
     shift = _vector(bias, group, bias_step, channel, live, c, HAS_BIAS, 0.0)
-    sums = _vector(totals, group, 2, channel, live, c, True, 0.0) / rows
-    products = _vector(totals + c, group, 2, channel, live, c, True, 0.0) / rows
+    sums = _vector(totals, group, 2 * c, channel, live, c, True, 0.0) / rows
+    products = _vector(totals + c, group, 2 * c, channel, live, c, True, 0.0) / rows
     value = tl.load(x + (group.to(tl.int64) * x_step + block * BR) * c + offsets, mask=there, other=0.0).to(tl.float32)
     dz = tl.load(dy + (group.to(tl.int64) * dy_step + block * BR) * c + offsets, mask=there, other=0.0).to(tl.float32)
     normalised = (value - mean) * inverse
@@ -727,6 +730,11 @@ def depthwise_weight_gradient(
     return dw
 
 
+def _apart(vector: Tensor | None) -> int:
+    """Numbers from a group's vector to the next one's; 0 where all share it."""
+    return 0 if vector is None or vector.shape[0] == 1 else vector.stride(0)
+
+
 def _chunked(groups: int, rows: int, c: int) -> tuple[int, int, int, int]:
     """Rows and channels of a tile, rows of a chunk, and chunks."""
     lanes = _lanes(c, 128, 1.25)
@@ -776,23 +784,25 @@ def apply(
     with torch.cuda.device_of(x):
         _launch(
             apply_kernel, groups * -(-rows // tall) * -(-c // lanes),
-            x, *given, y, rows, units, _step(x, c), _step(residual, c), _step(weight, c), _step(bias, c), _step(mask, c),
+            x, *given, y, rows, units, _step(x, c), _step(residual, c), _apart(weight), _apart(bias), _step(mask, c),
             unit, *(part is not None for part in (found, weight, bias, mask, residual)), act, tall, lanes, num_warps=4,
         )  # fmt: skip
     return y
 
 
 def gradients(
-    x: Tensor, dy: Tensor, found: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, act: str, of_x: bool = True
-) -> tuple[Tensor | None, Tensor]:
-    """dx, if asked for, and (groups, 2, c) the gradients of bias and weight by group."""
+    x: Tensor, dy: Tensor, found: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, act: str,
+    dtype: torch.dtype, of_x: bool = True,
+) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+    """dx, if asked for, and (groups, 2, c) the gradients of bias and weight by group, in this precision."""
     groups, n, h, w, c = x.shape
     rows, (units, unit) = n * h * w, _units(c)
     tall, lanes, each, chunks = _chunked(groups, rows, c)
     partial = x.new_empty(groups, chunks, 2, c, dtype=torch.float32)
     totals = x.new_empty(groups, 2, c, dtype=torch.float32)
+    vectors = totals if dtype == torch.float32 else x.new_empty(groups, 2, c, dtype=dtype)
     given = [x if part is None else part for part in (weight, bias, mask)]
-    steps = (_step(x, c), _step(dy, c), _step(weight, c), _step(bias, c), _step(mask, c))
+    steps = (_step(x, c), _step(dy, c), _apart(weight), _apart(bias), _step(mask, c))
     flags = (unit, weight is not None, bias is not None, mask is not None, act)
     dx = x.new_empty(x.shape) if of_x else None
     with torch.cuda.device_of(x):
@@ -800,10 +810,10 @@ def gradients(
             gradient_sums_kernel, groups * chunks * -(-c // lanes),
             x, dy, found, *given, partial, rows, each, chunks, units, *steps, *flags, tall, lanes, num_warps=4,
         )  # fmt: skip
-        _launch(gradient_total_kernel, 2 * groups * -(-c // 16), partial, totals, chunks, c, CHUNKS // 2, 16, num_warps=4)
+        _launch(gradient_total_kernel, 2 * groups * -(-c // 16), partial, totals, vectors, chunks, c, CHUNKS // 2, 16, num_warps=4)
         if dx is not None:
             _launch(
                 gradient_kernel, groups * -(-rows // tall) * -(-c // lanes),
                 x, dy, found, totals, *given, dx, rows, units, *steps, *flags, tall, lanes, num_warps=4,
             )  # fmt: skip
-    return dx, totals
+    return dx, vectors

@@ -15,7 +15,7 @@ from fedloom.spaces.convolutions import Head, Stem
 from fedloom.spaces.mobilenetv3 import BLOCKS, DEPTHS, EXPANSIONS, KERNELS, STAGES, Block, MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.base import SUPERNETS, Region, Weights, resized
 from fedloom.supernets.chain import Chain
-from fedloom.supernets.elastic import Extent, below, centre, elastic_kernel, masked_kernel, pick, sent
+from fedloom.supernets.elastic import Extent, below, centre, constant, counting, elastic_kernel, masked_kernel, picks, sent
 from fedloom.supernets.inverted import PlainBranch, PlainNetwork, run_branch, run_head, run_network, run_stem
 from fedloom.supernets.normalisation import Statistics
 
@@ -111,25 +111,38 @@ class MobileNetV3Supernet(Chain[MobileNetV3]):
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         outline = self.space.outline(self.space.named["largest"])
-        places = {f"stage{stage + 1}.block{index + 1}": (stage, index) for stage in range(STAGES) for index in range(BLOCKS)}
+        elastic = [block for block in outline.blocks if block.expands]  # those of the stages, in the order of genes
+        places = {block.name: place for place, block in enumerate(elastic)}
+        # What genes decide, of all blocks at once: a GPU takes as long for one number as for twenty.
+        kernel_genes, expansion_genes, depth_genes = genes.split([len(elastic), len(elastic), STAGES])
+        widths, units = (
+            constant(table, genes.device).gather(1, expansion_genes[:, None])[:, 0] for table in (self._widths, self._hidden_units)
+        )
+        depths = constant((DEPTHS,), genes.device).expand(STAGES, -1).gather(1, depth_genes[:, None])  # (stages, 1)
+        there = (depths > counting(BLOCKS, genes.device)).flatten()
+        reach = kernel_genes + min(KERNELS) // 2
+        active = widths * there
+        kernels = _masked_kernels(weights, elastic, kernel_genes)
 
         def run(x: Tensor, block: Block) -> Tensor:
             if block.name not in places:  # the block after the stem is not elastic
                 return self._block(x, weights, block, _depth_kernel(weights, block), statistics)
-            stage, index = places[block.name]
-            place = stage * BLOCKS + index
-            kernel_gene, expansion_gene, depth_gene = genes[place], genes[STAGES * BLOCKS + place], genes[2 * STAGES * BLOCKS + stage]
-            matrices = (weights[f"{block.name}.depth.{name}"] for name in ("to_five", "to_three"))
-            kernel = masked_kernel(weights[f"{block.name}.depth.conv.weight"], kernel_gene, *matrices)
-            widths = [round_to_eight(block.inputs * expansion) for expansion in EXPANSIONS]
-            channels = below(block.middle, pick(widths, expansion_gene))
-            hidden = below(block.squeeze, pick([round_to_eight(width // 4) for width in widths], expansion_gene))
-            there = pick(DEPTHS, depth_gene) > index
-            extent = pick([side // 2 for side in KERNELS], kernel_gene), pick(widths, expansion_gene) * there
-            y = self._block(x, weights, block, kernel, statistics, channels, hidden, extent)
-            return y if index < min(DEPTHS) else torch.where(there, y, x)
+            place = places[block.name]
+            channels, hidden = below(block.middle, widths[place]), below(block.squeeze, units[place])
+            y = self._block(x, weights, block, kernels[place], statistics, channels, hidden, (reach[place], active[place]))
+            return y if place % BLOCKS < min(DEPTHS) else torch.where(there[place], y, x)
 
         return run_network(images, weights, outline, run, statistics, "hardswish", norm=self.space.settings.norm)
+
+    @cached_property
+    def _widths(self) -> tuple[tuple[int, ...], ...]:
+        """Of every elastic block: its middle channels by the gene of its expansion."""
+        blocks = [block for block in self._largest.values() if block.expands]
+        return tuple(tuple(round_to_eight(block.inputs * expansion) for expansion in EXPANSIONS) for block in blocks)
+
+    @cached_property
+    def _hidden_units(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(round_to_eight(width // 4) for width in widths) for widths in self._widths)
 
     def _block(
         self,
@@ -144,9 +157,8 @@ class MobileNetV3Supernet(Chain[MobileNetV3]):
     ) -> Tensor:
         """An inverted residual block; under masks, of its active channels and squeeze-excite units. Both activations keep 0 at 0."""
         act = block.activation
-        every = None if channels is None else torch.ones(block.outputs, dtype=torch.bool, device=x.device)
         residual = x if block.shortcut else None
-        return run_branch(x, weights, block, kernel, statistics, act, (channels, hidden, every), self.space.settings.norm, residual, extent)
+        return run_branch(x, weights, block, kernel, statistics, act, (channels, hidden, None), self.space.settings.norm, residual, extent)
 
     def plain(self, weights: Weights, architecture: Architecture) -> dict[str, Tensor]:
         taken = self.take(weights, architecture)
@@ -201,6 +213,21 @@ def _block_regions(block: Block) -> dict[str, Region]:
 def _depth_kernel(weights: Weights, block: Block) -> Tensor:
     matrices = (weights.get(f"{block.name}.depth.{name}") for name in ("to_five", "to_three"))
     return elastic_kernel(weights[f"{block.name}.depth.conv.weight"], block.kernel, *matrices)
+
+
+def _masked_kernels(weights: Weights, blocks: Sequence[Block], genes: Tensor) -> list[Tensor]:
+    """(channels, 1, 7, 7) of each block: ``elastic_kernel`` for its gene, with zeros around it, as one product with a matrix. The matrices
+    of all blocks are made at once from constants that pick and place the middle of a kernel."""
+    like = weights[f"{blocks[0].name}.depth.to_three"]
+    five, three, inner = (picks(*sides, like) for sides in ((7, 5), (7, 3), (5, 3)))  # (49, 25), (49, 9), (25, 9)
+    to_five = torch.stack([weights[f"{block.name}.depth.to_five"] for block in blocks]).flatten(1, 2)  # (blocks, 25, 25)
+    to_three = torch.stack([weights[f"{block.name}.depth.to_three"] for block in blocks])  # (blocks, 9, 9)
+    fives = to_five.mT @ five.mT  # (blocks, 25, 49)
+    threes = (to_three @ inner.mT @ to_five).mT @ three.mT
+    gene = genes[:, None, None]
+    made = torch.where(gene == 2, picks(7, 7, like), five @ torch.where(gene == 0, threes, fives))  # (blocks, 49, 49)
+    sevens = [weights[f"{block.name}.depth.conv.weight"] for block in blocks]
+    return [(seven.flatten(1) @ matrix).reshape(seven.shape) for seven, matrix in zip(sevens, made.unbind(), strict=True)]
 
 
 class PlainBlock(PlainBranch):
