@@ -36,7 +36,7 @@ STEM = (16, 32)  # channels, side
 STAGES = [(24, 1), (40, 2), (80, 2), (112, 1), (160, 2)]  # channels and stride; the stride is its first block's
 POINTERS = {"taps": "*fp32", "partial": "*fp32", "moments": "*fp32", "totals": "*fp32", "weight": "*fp32", "bias": "*fp32"}
 POINTERS |= {"mask": "*u8", "reach": "*i64", "active": "*i64", "dw": "*fp32"}
-MAPS = ("x", "y", "dx", "dy", "residual")
+MAPS = ("x", "y", "dx", "dy", "residual", "gate", "dgate", "vectors")
 
 
 def layers() -> Iterator[tuple[int, int, int, int]]:
@@ -131,6 +131,8 @@ def variants() -> Iterator[tuple[str, dict[str, Any], int]]:
     yield "apply_kernel", tile | more | {"HAS_MOMENTS": False, "HAS_RESIDUAL": True}, 4
     yield "moments_total_kernel", {"HAS_MASK": True, "BR": 256, "BC": 16}, 4
     yield "gradient_total_kernel", {"BR": 256, "BC": 16}, 4
+    for name, (rows, width) in itertools.product(("gate_kernel", "gate_gradient_kernel"), ((16, 128), (256, 8))):
+        yield name, {"UNIT": 8, "BR": rows, "BC": width}, 4
 
 
 def compiled(name: str, constants: dict[str, Any], warps: int, dtype: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.supernets import fused
-from fedloom.supernets.elastic import EPS
+from fedloom.supernets.normalisation import EPS
 
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest number
 

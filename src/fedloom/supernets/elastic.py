@@ -194,7 +194,7 @@ def squeezed(x: Tensor, weights: Mapping[str, Tensor], name: str, hidden: Tensor
     """Squeeze-excite: channels weighed by what the whole map shows; under a mask, of hidden units."""
     inside = F.relu(biased(x.mean((-2, -1), keepdim=True), weights, f"{name}.reduce"))
     inside = inside if hidden is None else only(inside, hidden)
-    return x * F.hardsigmoid(biased(inside, weights, f"{name}.restore"))
+    return fused.gated(x, F.hardsigmoid(biased(inside, weights, f"{name}.restore")))
 
 
 def sent(numbers: Tensor, device: torch.device) -> Tensor:

@@ -254,6 +254,29 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
 
 
 # -- without kernels -----------------------------------------------------------------------------------------------------
+@interpreted
+@pytest.mark.parametrize("shape", [(3, 8, 4, 4), (2, 20, 3, 5), (1, 136, 7, 7)])
+def test_channels_weighed_by_image(shape: tuple[int, ...]) -> None:
+    def by_torch(x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "runs", lambda x: True)  # also one network in full precision
+        compare(fused.gated, by_torch, [images(*shape), random(*shape[:2], 1, 1, seed=1)])
+        half = images(*shape, dtype=torch.bfloat16), random(*shape[:2], 1, 1, seed=1, dtype=torch.bfloat16)
+        compare(fused.gated, by_torch, list(half))
+
+
+@interpreted
+def test_channels_weighed_in_groups() -> None:
+    x, gate = images(2, 3, 8, 4, 4), random(2, 3, 8, 1, 1, seed=1)
+    compare(torch.vmap(fused.gated), lambda x, gate: x * gate, [x, gate])
+    compare(lambda x, gate: torch.vmap(fused.gated, in_dims=(0, None))(x, gate[0]), lambda x, gate: x * gate[0], [x, gate])
+    with torch.no_grad():
+        for found in (torch.vmap(fused.gated)(x, gate), fused.gated(x, gate)):
+            torch.testing.assert_close(found, x * gate)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_without_a_gpu_torch_computes_the_same(dtype: torch.dtype) -> None:
     x, weight = images(3, 8, 5, 5, dtype=dtype), random(8, 1, 7, 7, seed=1)

@@ -49,6 +49,14 @@ def test_depthwise_convolutions(channels: int, side: int, kernel: int, stride: i
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_channels_weighed_by_image(dtype: torch.dtype) -> None:
+    for channels, side in ((72, 16), (480, 8), (960, 4)):
+        x, gate = images(3, 50, channels, side, side, device="cuda", dtype=dtype), random(3, 50, channels, 1, 1, device="cuda", dtype=dtype)
+        compare(torch.vmap(fused.gated), lambda x, gate: x * gate, [x, gate])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("shared", [False, True])
 def test_depthwise_convolutions_of_several_groups(shared: bool, stride: int) -> None:
