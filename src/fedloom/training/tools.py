@@ -141,7 +141,9 @@ class Tools:
         data, settings = site.data, self.training
         with site.clock("finetune"):
             epochs = settings.finetune_epochs
-            courses = [[falling(rate, epoch / epochs, "cosine") for epoch in range(epochs)] for rate in settings.finetune_rates if epochs]
+            courses = [
+                [falling(rate, epoch / epochs, "cosine") for epoch in range(epochs)] for rate in settings.finetune_rates if rate and epochs
+            ]
             jobs = [NetworkJob(plain, architecture, data.train, rates, rng(seed, "finetune")) for rates in courses]
             trained = self.trainer.train_networks(jobs)
             tuned = [plain, *(one.weights for one in trained)]
