@@ -292,7 +292,9 @@ def test_a_member(name: str, usual: float, tmp_path: Path, nobody: Watcher, monk
         about = said[0] if name in BESIDES else [one for each in said for one in each]
         print(f"\n{name}: {took:.1f} MB more than usual, of {BOUND:g}; {len(about)} lines about {ROUNDS} attacks: {about[:1]}")
         assert took < BOUND
-        assert len(about) == ROUNDS or (name in MANY and 1 <= len(about) <= 60), server.said()
+        # What the port refuses it says once a second at most, and rounds may be shorter.
+        fewest, most = (1, 60) if name in MANY else (1 if name in BESIDES else ROUNDS, ROUNDS)
+        assert fewest <= len(about) <= most, server.said()
         refusals = [one for one in server.said().splitlines() if one.startswith("Refused") or "left out" in one]
         assert len(refusals) == len(about) + (ROUNDS if name in BESIDES else 0), refusals
         monkeypatch.setattr(assemble, "InlineLink", Without)
