@@ -71,7 +71,7 @@ class Supernet(ABC, Generic[Space]):
     def run_alike(self, pieces: Sequence[Any], x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor:
         """``run_piece`` of several pieces of one kind, masked, where ``takes_groups``. x: (groups, n, …), a piece for each group;
         weights: ``kind_names`` whole, with an axis of groups or shared."""
-        raise NotImplementedError
+        raise NotImplementedError(f"the supernet of {self.space.name} says ``kind`` but not ``run_alike``")
 
     def __init_subclass__(cls, **how: Any) -> None:
         super().__init_subclass__(**how)

@@ -677,8 +677,8 @@ _first_constant: dict[int, int] = {}  # of a kernel's arguments
 
 
 def _launch(kernel: Any, blocks: int, *arguments: Any, num_warps: int = 4) -> None:
-    """``kernel[(blocks,)](*arguments)``. Triton looks for the compiled kernel in about a tenth of a millisecond, longer than most of them
-    run; here it is found by what it was compiled for: precision and alignment of tensors, and constants, which come last."""
+    """``kernel[(blocks,)](*arguments)``. Triton looks for the compiled kernel at every launch, which takes Python a
+    while; here it is found by what it was compiled for: precision and alignment of tensors, and constants, which come last."""
     if not hasattr(kernel, "device_caches"):  # in Triton's interpreter
         kernel[(blocks,)](*arguments, num_warps=num_warps)
         return
