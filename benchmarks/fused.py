@@ -141,9 +141,9 @@ def compiled(name: str, constants: dict[str, Any], warps: int, dtype: str) -> di
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from fedloom.supernets import kernels
+    from fedloom.supernets.kernels import depthwise, gate, normalisation
 
-    kernel = getattr(kernels, name)
+    kernel = next(vars(file)[name] for file in (depthwise, gate, normalisation) if name in vars(file))
     pointers = {argument: dtype if argument in MAPS else POINTERS.get(argument) for argument in kernel.arg_names}
     kinds = {
         argument: "constexpr" if argument in constants else pointers[argument] or ("fp32" if argument == "eps" else "i32")

@@ -1,6 +1,6 @@
 """Depth-wise convolution, and normalisation with its activation, as single passes over maps whose channels lie last.
 
-On a GPU Triton kernels (``kernels.py``) compute them; elsewhere, and in float64, torch's own operations do (``plain_…``). Both give the
+On a GPU Triton kernels (``kernels/``) compute them; elsewhere, and in float64, torch's own operations do (``plain_…``). Both give the
 same up to rounding and work under ``torch.vmap``, where one launch serves all groups; gradients are taken outside of it.
 """
 

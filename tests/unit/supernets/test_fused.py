@@ -28,7 +28,7 @@ def interpreter() -> Iterator[None]:
     """The kernels run on the CPU in numpy. Triton decides that when it is imported, so it is imported anew."""
 
     def of_triton() -> list[str]:
-        return [name for name in sys.modules if name == KERNELS or (f"{name}.".startswith("triton.") and "._C" not in name)]
+        return [name for name in sys.modules if f"{name}.".startswith((f"{KERNELS}.", "triton.")) and "._C" not in name]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
@@ -139,7 +139,7 @@ def test_depthwise_convolutions_in_half_precision(dtype: torch.dtype) -> None:
 
 @interpreted
 def test_a_weight_gradient_of_several_chunks_is_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module(KERNELS), "PROGRAMS", 3)
+    monkeypatch.setattr(importlib.import_module(f"{KERNELS}.depthwise"), "PROGRAMS", 3)
     x, weight = images(25, 8, 2, 8), random(8, 1, 3, 3, seed=1)  # seven blocks of 32 columns, the last one shorter, in three chunks
     compare(fused.depthwise, lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 8), [x, weight])
 
@@ -197,7 +197,7 @@ def test_normalisation_in_half_precision(dtype: torch.dtype) -> None:
 
 @interpreted
 def test_moments_are_exact_where_means_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = importlib.import_module(KERNELS)
+    kernels = importlib.import_module(f"{KERNELS}.normalisation")
     monkeypatch.setattr(kernels, "TILE", 64)  # many tiles, and
     monkeypatch.setattr(kernels, "PROGRAMS", 5)  # several chunks of them, the last one shorter
     x = images(7, 8, 5, 9) + 1000 * torch.arange(8)[:, None, None]
