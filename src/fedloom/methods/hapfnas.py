@@ -210,7 +210,7 @@ class Hapfnas(FederatedMethod[HapfnasState]):
             own = (tools.supernet.plain if final else tools.supernet.take)(own, architecture)
         if final:
             model, diary = tools.personalise(site, architecture, own, instruction.seed)
-            diary = replace(diary, evaluated_architectures=scored, notes=notes)
+            diary = replace(diary, evaluated_architectures=scored, notes={**diary.notes, **notes})
             return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
         with site.clock("train"):
             rates = self._rates(instruction.round, knowledge=task == KNOWLEDGE)

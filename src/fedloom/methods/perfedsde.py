@@ -193,7 +193,8 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
                 population, scored = best_first([*population, *new])[:size], scored + len(new)
         best = population[0].architecture
         model, diary = self.tools.personalise(site, best, self.tools.supernet.plain(weights, best), instruction.seed)
-        diary = replace(diary, evaluated_architectures=scored, notes=self._notes(candidates) if candidates else {})
+        notes = self._notes(candidates) if candidates else {}
+        diary = replace(diary, evaluated_architectures=scored, notes={**diary.notes, **notes})
         return Answer(Report(instruction.client, instruction.round), self._remember(population), diary, model)
 
     # -- candidates -------------------------------------------------------------

@@ -18,10 +18,10 @@ from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.normalisation import Statistics
-from fedloom.testing.nets import CLOSE, images_of, mask, masks, measured, weights_of
+from fedloom.testing.nets import CLOSE, InPrecision, images_of, mask, masks, measured, weights_of
 from fedloom.testing.spaces import Given, needs_masks
 from fedloom.training import scoring
-from fedloom.training.local import Draw, Trainer, one_of
+from fedloom.training.local import Draw, Trainer, beside, one_of
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer
@@ -38,8 +38,10 @@ def examples_of(supernet: Supernet[Any], count: int, seed: int = 0) -> Examples:
 
 
 def draws_of(supernet: Supernet[Any], kind: str) -> Draw:
+    """taught: a middle one first, which smaller, equal and larger ones follow, also in the size of their images."""
     archive = [*supernet.space.named.values(), supernet.space.sample(rng("archive"))]
-    return supernet.space.fair if kind == "fair" else one_of(archive)
+    draws = {"fair": supernet.space.fair, "archive": one_of(archive), "taught": beside(supernet.space.named["medium"], one_of(archive))}
+    return draws[kind]
 
 
 def in_turn(*drawn: list[Architecture]) -> Draw:
@@ -54,7 +56,7 @@ def executions(supernet: Supernet[Any]) -> list[TrainingSettings]:
 class ExecutionContract(Given):
     """Training and scoring in both executions, and everything that must agree on random architectures."""
 
-    @pytest.fixture(params=["archive", "fair"])
+    @pytest.fixture(params=["archive", "fair", "taught"])
     def kind(self, request: pytest.FixtureRequest) -> Any:
         return request.param
 
@@ -65,8 +67,9 @@ class ExecutionContract(Given):
     @needs_masks
     def test_training(self, supernet: Supernet[Any], kind: str) -> None:
         weights, examples, draw = weights_of(supernet), examples_of(supernet, 16), draws_of(supernet, kind)
+        taught = kind == "taught"
         sliced, masked = (
-            Trainer(supernet, settings, PIXELS).train_supernet(weights, draw, examples, [0.02, 0.02], np.random.default_rng(0))
+            Trainer(supernet, settings, PIXELS).train_supernet(weights, draw, examples, [0.02, 0.02], np.random.default_rng(0), taught)
             for settings in (SLICED, MASKED)
         )
         assert sliced.steps == masked.steps and sliced.macs == masked.macs > 0
@@ -116,6 +119,41 @@ class ExecutionContract(Given):
         largest = max(float(gradient.abs().max()) for gradient in total.values())
         for name, tensor in trained.weights.items():
             assert float((weights[name] - 0.01 * total[name] - tensor).abs().max()) < 0.01 * 0.01 * largest + 1e-6, name
+
+    def test_the_first_subnet_of_a_taught_step_teaches_the_others(self, supernet: Supernet[Any]) -> None:
+        """By hand: the first learns from the labels, the others from what it says, and it does not learn from them."""
+        named = supernet.space.named
+        drawn = [named["medium"], named["smallest"], named["largest"]]
+        weights, examples, rate = weights_of(supernet), examples_of(supernet, 8), 0.01
+        precise = {name: tensor.double() for name, tensor in weights.items()}
+        for settings in executions(supernet):
+            plain = replace(settings, momentum=0.0, weight_decay=0.0)
+            trainer = Trainer(supernet, plain, InPrecision(PIXELS.mean, PIXELS.std, torch.float64))
+            trained = trainer.train_supernet(precise, in_turn(drawn), examples, [rate], np.random.default_rng(3), taught=True)
+            order = np.random.default_rng(3).permutation(8)
+            images, labels = PIXELS.normalise(examples.images[order]).double(), examples.labels[order]
+            leaves = {name: tensor.clone().requires_grad_() for name, tensor in precise.items()}
+            first, *others = (supernet.forward(images, supernet.take(leaves, own), own) for own in drawn)
+            soft = first.detach().softmax(1)
+            loss = F.cross_entropy(first, labels, label_smoothing=plain.label_smoothing)
+            loss = loss - sum((soft * own.log_softmax(1)).sum(1).mean() for own in others)
+            found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
+            largest = max(float(gradient.abs().max()) for gradient in found.values())
+            for name, tensor in trained.weights.items():
+                assert float((precise[name] - rate * found[name] - tensor).abs().max()) < 1e-6 * rate * largest, (settings.execution, name)
+            assert trained.steps == Counter(drawn) and trained.macs == 8 * sum(supernet.space.cost(own).macs for own in drawn)
+
+    def test_training_goes_on_with_its_momenta(self, supernet: Supernet[Any]) -> None:
+        """Epoch by epoch with the momenta handed on is the same as at once; without them it is not."""
+        weights, examples, draw = weights_of(supernet), examples_of(supernet, 16), draws_of(supernet, "archive")
+        for settings in executions(supernet):
+            trainer, turns = Trainer(supernet, settings, PIXELS), [np.random.default_rng(0) for _ in range(3)]
+            whole = trainer.train_supernet(weights, draw, examples, [0.02, 0.01], turns[0]).weights
+            first, again = (trainer.train_supernet(weights, draw, examples, [0.02], turn) for turn in turns[1:])
+            second = trainer.train_supernet(first.weights, draw, examples, [0.01], turns[1], momenta=first.momenta).weights
+            restarted = trainer.train_supernet(again.weights, draw, examples, [0.01], turns[2]).weights
+            assert all(torch.equal(whole[name], second[name]) for name in weights)
+            assert not all(torch.equal(whole[name], restarted[name]) for name in weights)
 
     def test_momentum_and_decay_rest_outside_a_fair_step(self, supernet: Supernet[Any]) -> None:
         """Only the union of the drawn regions moves, also when it is no rectangle."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,21 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.supernets.base import Region, Supernet
 from fedloom.supernets.normalisation import Statistics
+from fedloom.training.pixels import Pixels
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}  # float32, some twenty layers, logits of order one
+
+
+@dataclass(frozen=True)
+class InPrecision(Pixels):
+    """Images as numbers of a given precision."""
+
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.25,)
+    precision: torch.dtype = torch.float32
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return super().normalise(images).to(self.precision)
 
 
 def weights_of(supernet: Supernet[Any], seed: int = 0) -> dict[str, Tensor]:

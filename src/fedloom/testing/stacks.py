@@ -8,7 +8,7 @@ whole of what moved agrees within 5 %.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,26 +20,13 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.testing.executions import MASKED, SLICED, draws_of, examples_of
-from fedloom.testing.nets import masks, weights_of
+from fedloom.testing.nets import InPrecision, masks, weights_of
 from fedloom.testing.spaces import Given, needs_masks
 from fedloom.training.local import NetworkJob, SupernetJob, Trained, Trainer
-from fedloom.training.pixels import Pixels
 from fedloom.training.scoring import Measured, NetworkRequest, Scorer
 
 CLOSE, ROUGHLY = 1e-5, 0.05
 Named = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class InPrecision(Pixels):
-    """Images as numbers of a given precision."""
-
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.25,)
-    precision: torch.dtype = torch.float32
-
-    def normalise(self, images: Tensor) -> Tensor:
-        return super().normalise(images).to(self.precision)
 
 
 def in_precision(weights: Named, precision: torch.dtype) -> dict[str, Tensor]:
@@ -93,13 +80,14 @@ class StackContract(Given):
             check_moved(other, one, start)
 
     @needs_masks
-    def test_supernets_train_in_a_stack_as_alone(self, supernet: Supernet[Any], precision: torch.dtype) -> None:
+    @pytest.mark.parametrize("draws", ["archive", "taught"])
+    def test_supernets_train_in_a_stack_as_alone(self, supernet: Supernet[Any], precision: torch.dtype, draws: str) -> None:
         starts = [in_precision(weights_of(supernet, seed), precision) for seed in range(3)]
 
         def jobs() -> Iterator[SupernetJob]:
             for seed, (start, size) in enumerate(zip(starts, (16, 8, 5), strict=True)):
-                draw = draws_of(supernet, "archive")
-                yield SupernetJob(start, draw, examples_of(supernet, size, seed), [0.02], np.random.default_rng(seed))
+                draw, taught = draws_of(supernet, draws), draws == "taught"
+                yield SupernetJob(start, draw, examples_of(supernet, size, seed), [0.02], np.random.default_rng(seed), taught)
 
         alone, stacked = (Trainer(supernet, own, InPrecision(precision=precision))._train_supernets([*jobs()]) for own in (SLICED, MASKED))
         for one, other, start in zip(alone, stacked, starts, strict=True):

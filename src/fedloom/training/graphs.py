@@ -44,10 +44,13 @@ class WeightsInTraining:
         """Room for the sum of several gradients."""
         return Packed.zeros(self.weights.shapes, self.weights.flat.dtype, self.weights.flat.device)
 
-    def load(self, weights: Weights) -> None:
-        """Start again from these weights."""
+    def load(self, weights: Weights, momenta: Tensor | None = None) -> None:
+        """Start again from these weights, and from these momenta or zero."""
         self.weights.load(weights)
-        self.momenta.zero_()
+        if momenta is None:
+            self.momenta.zero_()
+        else:
+            self.momenta.copy_(momenta)
 
     def run(self, step: Callable[..., None], key: Hashable, *inputs: Input) -> None:
         self._calls[key] += 1

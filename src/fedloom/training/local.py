@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
-from fedloom.training.stacked import Loss, Stacks, SubnetStep, stacked, trains_masked
+from fedloom.training.stacked import Loss, Stacks, Start, SubnetStep, stacked, trains_masked
 from fedloom.training.together import together
 
 LESSON = 1000  # images that a teacher sees at once
@@ -33,11 +33,13 @@ KEPT_MASKS = 100  # architectures whose trained entries are remembered, a byte e
 
 @dataclass(frozen=True)
 class Trained:
-    """New weights, how many steps trained each architecture, and the forward multiply-accumulates spent."""
+    """New weights, how many steps trained each architecture, and the forward multiply-accumulates spent. momenta: (entries,) packed, of
+    a supernet, with which training can go on."""
 
     weights: Weights
     steps: Counter[Architecture]
     macs: int
+    momenta: Tensor | None = None
 
 
 Draw = Callable[[np.random.Generator], Sequence[Architecture]]  # the subnets that one step trains together
@@ -58,18 +60,29 @@ class NetworkJob:
 
 @dataclass(frozen=True)
 class SupernetJob:
-    """Train a supernet: each step draws subnets, sums their gradients on one batch and moves their regions only."""
+    """Train a supernet: each step draws subnets, sums their gradients on one batch and moves their regions only.
+
+    taught: the first learns from the labels, the others from what it says before the step (in-place distillation, Yu et al., ECCV
+    2020); else all learn from the labels. momenta: those to go on with; without them, zero.
+    """
 
     weights: Weights
     draw: Draw
     examples: Examples
     rates: Sequence[float]
     rng: np.random.Generator
+    taught: bool = False
+    momenta: Tensor | None = None
 
 
 def one_of(archive: Sequence[Architecture]) -> Draw:
     """One subnet per step, drawn evenly from the archive."""
     return lambda rng: [archive[int(rng.integers(len(archive)))]]
+
+
+def beside(anchor: Architecture, draw: Draw | None = None) -> Draw:
+    """The anchor in every step, and after it what is drawn; alone without a draw."""
+    return lambda rng: [anchor, *(draw(rng) if draw else ())]
 
 
 def sandwich(space: SearchSpace, random: int) -> Draw:
@@ -110,10 +123,19 @@ class Trainer:
         """Several networks of one client, and those that other clients ask for together with it."""
         return together(self._train_networks, jobs)
 
-    def train_supernet(self, weights: Weights, draw: Draw, examples: Examples, rates: Sequence[float], rng: np.random.Generator) -> Trained:
+    def train_supernet(
+        self,
+        weights: Weights,
+        draw: Draw,
+        examples: Examples,
+        rates: Sequence[float],
+        rng: np.random.Generator,
+        taught: bool = False,
+        momenta: Tensor | None = None,
+    ) -> Trained:
         """Each step draws subnets, sums their gradients on one batch and moves their regions only: momentum and decay do not
-        touch other entries."""
-        return together(self._train_supernets, [SupernetJob(weights, draw, examples, rates, rng)])[0]
+        touch other entries. taught, momenta: see ``SupernetJob``."""
+        return together(self._train_supernets, [SupernetJob(weights, draw, examples, rates, rng, taught, momenta)])[0]
 
     # -- fixed networks ---------------------------------------------------------
     def _train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
@@ -140,8 +162,8 @@ class Trainer:
     def _network_step(
         self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor | float
     ) -> None:
-        gradient = flattened(self._gradients(place.weights, architecture, images, labels))
-        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, None)
+        _, found = self._gradients(place.weights, architecture, self.pixels.normalise(images), partial(self._loss, labels=labels))
+        sgd(place.weights.flat, place.momenta, flattened(found), place.decay, self.settings.momentum, rate, None)
 
     # -- supernets -----------------------------------------------------------------
     def _train_supernets(self, jobs: Sequence[SupernetJob]) -> list[Trained]:
@@ -151,57 +173,75 @@ class Trainer:
             for images, labels, rate in self.batches(job.examples, job.rates, job.rng):
                 subnets = job.draw(job.rng)
                 steps.update(subnets)
-                yield images, labels, rate, subnets, self._mask(subnets, labels.device)
+                yield SubnetStep(images, labels, rate, subnets, self._mask(subnets, labels.device), job.taught)
 
         courses = [course(job, steps) for job, steps in zip(jobs, drawn, strict=True)]
-        starts = [_in_order(job.weights, self.supernet.shapes) for job in jobs]
+        starts = [Start(_in_order(job.weights, self.supernet.shapes), job.momenta) for job in jobs]
         if jobs and trains_masked(self.supernet, self.settings, jobs[0].examples.labels.device):
-            weights = self.stacks.supernets(starts, courses)
+            ends = self.stacks.supernets(starts, courses)
         else:
-            weights = [self._train_sliced(start, steps) for start, steps in zip(starts, courses, strict=True)]
-        return [self._trained(own, steps, self._batch(job.examples)) for job, own, steps in zip(jobs, weights, drawn, strict=True)]
+            ends = [self._train_sliced(start, steps) for start, steps in zip(starts, courses, strict=True)]
+        trained = [self._trained(end.weights, steps, self._batch(job.examples)) for job, end, steps in zip(jobs, ends, drawn, strict=True)]
+        return [replace(one, momenta=end.momenta) for one, end in zip(trained, ends, strict=True)]
 
-    def _train_sliced(self, weights: Weights, course: Iterator[SubnetStep]) -> Weights:
-        place, take = self._weights_in_training("supernet", weights), self.supernet.take
-        for images, labels, rate, drawn, mask in course:
-            place.total.flat.zero_()
-            for architecture in drawn:
-                gradients = self._gradients(take(place.weights, architecture), architecture, images, labels)
-                torch._foreach_add_(list(take(place.total, architecture).values()), gradients)
-            sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)
-        return place.weights.copy()
+    def _train_sliced(self, start: Start, course: Iterator[SubnetStep]) -> Start:
+        place = self._weights_in_training("supernet", start.weights, momenta=start.momenta)
+        for images, labels, rate, drawn, mask, taught in course:
+            self._subnet_step(place, self.pixels.normalise(images), partial(self._loss, labels=labels), drawn, taught, rate, mask)
+        return Start(place.weights.copy(), place.momenta.clone())
 
     def distil(
         self, weights: Weights, teacher: Teacher, draw: Draw, images: ServerImages, rates: Sequence[float], rng: np.random.Generator
     ) -> Weights:
         """Supernet weights from a teacher's logits alone. Of the subnets that a step draws the first learns from the teacher, the others
-        from what the first says before the step (in-place distillation, Yu et al., ECCV 2020); their gradients are summed."""
-        place, take = self._weights_in_training("supernet", _in_order(weights, self.supernet.shapes)), self.supernet.take
-        device = images.images.device
+        from the first, as in ``SupernetJob.taught``."""
+        place = self._weights_in_training("supernet", _in_order(weights, self.supernet.shapes))
         for seen, _, rate in self._epochs(images.images, rates, rng):
             lessons = torch.cat([teacher(self.pixels.normalise(some)) for some in seen.split(LESSON)])
             for part in self._parts(images):
-                lesson, drawn, pixels = lessons[part], draw(rng), self.pixels.normalise(seen[part])
-                place.total.flat.zero_()
-                for number, architecture in enumerate(drawn):
-                    own = take(place.weights, architecture)
-                    leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
-                    logits = self.supernet.forward(pixels, leaves, architecture)
-                    gradients = torch.autograd.grad(soft_cross_entropy(logits, lesson), list(leaves.values()), materialize_grads=True)
-                    torch._foreach_add_(list(take(place.total, architecture).values()), list(gradients))
-                    lesson = lesson if number else logits.detach()
-                mask = self._mask(drawn, device)
-                sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)
+                learn, drawn, pixels = partial(soft_cross_entropy, teacher=lessons[part]), draw(rng), self.pixels.normalise(seen[part])
+                self._subnet_step(place, pixels, learn, drawn, True, rate, self._mask(drawn, images.images.device))
         return place.weights.copy()
+
+    def _subnet_step(
+        self,
+        place: WeightsInTraining,
+        pixels: Tensor,
+        learn: Callable[[Tensor], Tensor],
+        drawn: Sequence[Architecture],
+        taught: bool,
+        rate: float,
+        mask: Tensor,
+    ) -> None:
+        """One step on the sum of the drawn subnets' gradients. learn: the loss of the first subnet's logits, or of everyone's if the
+        first one does not teach the others."""
+        take = self.supernet.take
+        place.total.flat.zero_()
+        for number, architecture in enumerate(drawn):
+            logits, found = self._gradients(take(place.weights, architecture), architecture, pixels, learn)
+            torch._foreach_add_(list(take(place.total, architecture).values()), found)
+            if taught and number == 0:
+                learn = partial(soft_cross_entropy, teacher=logits)
+        sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)
 
     # -- one step -----------------------------------------------------------
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.loss(logits, labels, label_smoothing=self.settings.label_smoothing)
 
-    def _gradients(self, weights: Weights, architecture: Architecture, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """One per weight; zero where an architecture lets a weight go to waste (DARTS: an input whose every edge is ``none``)."""
-        pixels = self.pixels.normalise(images)
-        return gradients(weights, lambda leaves: self._loss(self.supernet.forward(pixels, leaves, architecture), labels))
+    def _gradients(
+        self, weights: Weights, architecture: Architecture, pixels: Tensor, learn: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and a gradient per weight; zero where an architecture lets a weight go to waste (DARTS: an input whose every edge
+        is ``none``)."""
+        said: list[Tensor] = []
+
+        def loss(leaves: Weights) -> Tensor:
+            logits = self.supernet.forward(pixels, leaves, architecture)
+            said.append(logits.detach())
+            return learn(logits)
+
+        found = gradients(weights, loss)
+        return said[0], found
 
     def _mask(self, drawn: Sequence[Architecture], device: torch.device) -> Tensor:
         """(entries,) which of them these architectures train, packed. Those of one architecture are remembered: an archive comes back."""
@@ -254,7 +294,7 @@ class Trainer:
         macs = sum(self.supernet.space.cost(architecture).macs * times * batch for architecture, times in steps.items())
         return Trained(weights, steps, macs)
 
-    def _weights_in_training(self, kind: str, weights: Weights, *what: Hashable) -> WeightsInTraining:
+    def _weights_in_training(self, kind: str, weights: Weights, *what: Hashable, momenta: Tensor | None = None) -> WeightsInTraining:
         """The last packed weights of this kind if they were for the same network: their captured steps can be used again."""
         key = (*what, *((name, tuple(tensor.shape), str(tensor.device)) for name, tensor in weights.items()))
         known = self._in_training.get(kind)
@@ -265,7 +305,7 @@ class Trainer:
                 WeightsInTraining(Packed.of(weights), self.settings.weight_decay, captures=self.settings.execution != "reference"),
             )
         place = self._in_training[kind][1]
-        place.load(weights)
+        place.load(weights, momenta)
         return place
 
 

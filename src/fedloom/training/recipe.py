@@ -26,6 +26,15 @@ class TrainingSettings:
     calibration: int = setting(256, "training images that measure normalisation statistics before scoring", low=2)
     finetune_epochs: int = setting(10, "epochs of local fine-tuning at the end; 0: off", low=0)
     finetune_rates: tuple[float, ...] = setting((0.02, 0.005, 0.001), "rates to try for fine-tuning; validation data choose", low=0)
+    choice: str = setting(
+        "accuracy",
+        "which fine-tuned network a client keeps: the most accurate on validation data (ties: lowest loss), untuned among them; or, by "
+        "evidence, the one tuned at the first of finetune_rates, unless another's validation loss is clearly lower",
+        choices=("accuracy", "evidence"),
+    )
+    evidence: float = setting(
+        1.0, "choice=evidence: clearly lower is by more than this many standard errors of the paired loss differences per image", low=0
+    )
     execution: str = setting(
         "auto",
         "how networks run: sliced, masked (static shapes), auto: the faster; reference: sliced, one at a time, nothing reused",

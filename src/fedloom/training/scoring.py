@@ -67,12 +67,14 @@ class NetworkRequest(NamedTuple):
     architecture: Architecture
     train: Examples
     parts: Sequence[Examples]
+    each: bool = False  # the loss on each image as well
 
 
 @dataclass(frozen=True)
 class Measured:
     statistics: Statistics
     scores: tuple[Score, ...]  # one per part
+    losses: tuple[Tensor, ...] = ()  # (n,) per part: on each image, of a request that wants them
 
 
 def best_first(candidates: Sequence[Scored]) -> list[Scored]:
@@ -223,8 +225,9 @@ class Scorer:
             first = requests[numbers[0]]
             if not stacked(self.settings, first.train.labels.device):
                 statistics = self.calibrate(first.plain, first.architecture, first.train)
-                scores = [self.score_network(first.plain, first.architecture, statistics, part) for part in first.parts]
-                results[numbers[0]] = Measured(statistics, tuple(scores))
+                logits = [self._network_logits(first.plain, first.architecture, statistics, part) for part in first.parts]
+                scores = [Score(*_measure(own, part.labels).tolist()) for own, part in zip(logits, first.parts, strict=True)]
+                results[numbers[0]] = Measured(statistics, tuple(scores), _losses(logits, first))
                 continue
             several = self.at_once(self.settings.calibration + sum(map(len, first.parts)), first.architecture)
             for start in range(0, len(numbers), several):
@@ -258,8 +261,9 @@ class Scorer:
             Measured(
                 Statistics({name: (mean[row], variance[row]) for name, (mean, variance) in measured.items()}),
                 tuple(Score(*one) for one in numbers[row]),
+                _losses(logits[row].split(counts), request),
             )
-            for row in range(len(requests))
+            for row, request in enumerate(requests)
         ]
 
     @torch.no_grad()
@@ -272,10 +276,12 @@ class Scorer:
 
     @torch.no_grad()
     def score_network(self, plain: Weights, architecture: Architecture, statistics: Statistics, examples: Examples) -> Score:
-        parts = [self.pixels.normalise(images) for images in examples.images.split(CHUNK)]
-        logits = torch.cat([self.supernet.forward(part, plain, architecture, statistics) for part in parts])
-        accuracy, loss = _measure(logits, examples.labels).tolist()
+        accuracy, loss = _measure(self._network_logits(plain, architecture, statistics, examples), examples.labels).tolist()
         return Score(accuracy, loss)
+
+    def _network_logits(self, plain: Weights, architecture: Architecture, statistics: Statistics, examples: Examples) -> Tensor:
+        parts = [self.pixels.normalise(images) for images in examples.images.split(CHUNK)]
+        return torch.cat([self.supernet.forward(part, plain, architecture, statistics) for part in parts])
 
     def ensemble(self, members: Sequence[Weights], architecture: Architecture, images: ServerImages, examples: Sequence[float]) -> Teacher:
         """The mean logits of networks of one architecture, weighted by examples; their statistics are those of the images."""
@@ -304,3 +310,9 @@ def _measure(logits: Tensor, labels: Tensor) -> Tensor:
     alive = loss.isfinite()
     hits = (logits.argmax(1) == labels).double().mean()
     return torch.stack([torch.where(alive, hits, 0.0), torch.where(alive, loss, torch.inf)])
+
+
+def _losses(logits: Sequence[Tensor], request: NetworkRequest) -> tuple[Tensor, ...]:
+    """(n,) cross-entropy of each image of each part, in float64; nothing if the request does not want them."""
+    pairs = zip(logits, request.parts, strict=True) if request.each else ()
+    return tuple(F.cross_entropy(own, part.labels, reduction="none").double() for own, part in pairs)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
+from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.supernets.elastic import sent
 from fedloom.training.graphs import WeightsInTraining
@@ -24,9 +25,27 @@ from fedloom.training.recipe import TrainingSettings, computing
 
 Loss = Callable[..., Tensor]  # (n, classes) logits, (n,) labels, label_smoothing=… -> their loss
 NetworkStep = tuple[Tensor, Tensor, float]  # images, labels, rate of one step of one row
-SubnetStep = tuple[Tensor, Tensor, float, Sequence[Architecture], Tensor]  # the same, subnets, and which entries they train
 Inputs = tuple[Tensor, ...]  # of one step of all rows
 Step = Callable[..., None]
+
+
+class SubnetStep(NamedTuple):
+    """One step of a row whose steps train subnets. mask: which entries they train; taught: the first one teaches the others."""
+
+    images: Tensor
+    labels: Tensor
+    rate: float
+    subnets: Sequence[Architecture]
+    mask: Tensor
+    taught: bool = False
+
+
+class Start(NamedTuple):
+    """Where a row starts, and where it ends. momenta: (entries,) packed; none: zero."""
+
+    weights: Weights
+    momenta: Tensor | None = None
+
 
 KEPT = 3  # kinds of stacks whose captured steps are kept
 CPU_BYTES = 2e9  # for one stack
@@ -61,13 +80,13 @@ class Stacks:
             rows = [row for row, (own, _) in enumerate(networks) if own == architecture]
             trained = self._in_lockstep(
                 ("network", architecture),
-                [networks[row][1] for row in rows],
+                [Start(networks[row][1]) for row in rows],
                 [courses[row] for row in rows],
                 _stack,
                 lambda _, architecture=architecture: partial(self._network_step, architecture),  # type: ignore[misc]
                 self._most(architecture, networks[rows[0]][1]),
             )
-            results |= dict(zip(rows, trained, strict=True))
+            results |= dict(zip(rows, (end.weights for end in trained), strict=True))
         return [results[row] for row in range(len(networks))]
 
     def _network_step(self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor) -> None:
@@ -80,18 +99,18 @@ class Stacks:
         """Plain networks in their places in a supernet. Only their entries move, so zeros around them stay zero."""
         shapes, device = self.supernet.shapes, next(iter(networks[0][1].values())).device
         places = [self._places_of(architecture, own) for architecture, own in networks]
-        starts = [_placed(plain, place, shapes) for (_, plain), (place, _) in zip(networks, places, strict=True)]
+        starts = [Start(_placed(plain, place, shapes)) for (_, plain), (place, _) in zip(networks, places, strict=True)]
         masks = [_marks(place, shapes, device) for place, _ in places]
 
         def course(steps: Iterator[NetworkStep], run_as: Architecture, mask: Tensor) -> Iterator[SubnetStep]:
             for images, labels, rate in steps:
-                yield images, labels, rate, [run_as], mask
+                yield SubnetStep(images, labels, rate, [run_as], mask)
 
         running = [replace(architecture, choices=choices) for (architecture, _), (_, choices) in zip(networks, places, strict=True)]
         trained = self.supernets(starts, [course(*row) for row in zip(courses, running, masks, strict=True)])
         return [
             {name: weights[name][place[name]].clone() for name in plain}
-            for weights, (_, plain), (place, _) in zip(trained, networks, places, strict=True)
+            for (weights, _), (_, plain), (place, _) in zip(trained, networks, places, strict=True)
         ]
 
     def _places_of(self, architecture: Architecture, own: Weights) -> tuple[Mapping[str, Region], tuple[int, ...]]:
@@ -100,31 +119,45 @@ class Stacks:
         return (place, choices) if place.keys() == own.keys() else (self.supernet.regions(architecture), architecture.choices)
 
     # -- supernets -----------------------------------------------------------------
-    def supernets(self, starts: Sequence[Weights], courses: Sequence[Iterator[SubnetStep]]) -> list[Weights]:
+    def supernets(self, starts: Sequence[Start], courses: Sequence[Iterator[SubnetStep]]) -> list[Start]:
         """The trained weights of supernets whose steps train regions only. Architectures are inputs: one captured step serves them all.
         In a space with several input sizes rows would differ in shape, so they train one after the other."""
         space = self.supernet.space
         one_size = len(set(space.input_sizes([architecture.choices for architecture in space.named.values()]))) == 1
-        most = self._most(space.named["largest"], starts[0]) if one_size else 1
-        step_of = lambda sizes: partial(self._subnet_step, sizes)  # noqa: E731
+        most = self._most(space.named["largest"], starts[0].weights) if one_size else 1
+        step_of = lambda key: partial(self._subnet_step, *key)  # noqa: E731
         return self._in_lockstep("supernet", starts, courses, self._stack_subnets, step_of, most)
 
     def _stack_subnets(self, steps: Sequence[SubnetStep], device: torch.device) -> tuple[Hashable, Inputs]:
-        """Known by the subnets' input sizes; they are in that order, so that few different steps need capturing."""
+        """Known by the subnets' input sizes, and by the place of the one that teaches the others. They are in the order of sizes, so that
+        few different steps need capturing."""
         sizes_of = self.supernet.space.input_sizes
-        images, labels, rates, drawn, masks = zip(*steps, strict=True)
-        choices = [sorted((subnet.choices for subnet in row), key=lambda own: sizes_of([own])) for row in drawn]
+        choices, teachers = [], []
+        for step in steps:
+            sizes = sizes_of([subnet.choices for subnet in step.subnets])
+            order = sorted(range(len(sizes)), key=sizes.__getitem__)
+            choices.append([step.subnets[place].choices for place in order])
+            teachers.append(order.index(0) if step.taught and len(order) > 1 else None)
         genes = sent(torch.tensor(choices), device)  # (rows, subnets, genes)
-        _, inputs = _stack(list(zip(images, labels, rates, strict=True)), device)
-        return tuple(sizes_of(choices[0])), (*inputs, genes, torch.stack(masks))
+        _, inputs = _stack([step[:3] for step in steps], device)
+        # Rows of a stack have one size, so the place is the same in all of them.
+        return (tuple(sizes_of(choices[0])), teachers[0]), (*inputs, genes, torch.stack([step.mask for step in steps]))
 
     def _subnet_step(
-        self, sizes: Sequence[int], place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor, genes: Tensor, mask: Tensor
+        self,
+        sizes: Sequence[int],
+        teacher: int | None,
+        place: WeightsInTraining,
+        images: Tensor,
+        labels: Tensor,
+        rate: Tensor,
+        genes: Tensor,
+        mask: Tensor,
     ) -> None:
         def forward(own: Weights, pixels: Tensor, genes: Tensor) -> Tensor:
             return self.supernet.forward_many(pixels, own, genes, sizes=sizes)
 
-        self._move(place, forward, (images, genes), labels, rate, mask)
+        self._move(place, forward, (images, genes), labels, rate, mask, teacher)
 
     # -- one step -----------------------------------------------------------
     def _move(
@@ -135,8 +168,10 @@ class Stacks:
         labels: Tensor,
         rate: Tensor,
         mask: Tensor | None,
+        teacher: int | None = None,
     ) -> None:
-        """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1)."""
+        """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). teacher: the place
+        of the subnet from which the others learn."""
         kept = place.weights.flat.dtype
         dtype, rows = computing(self.settings, place.weights.flat), len(labels)
         leaves = {name: view.detach().requires_grad_() for name, view in place.weights.to(dtype).items()}
@@ -146,29 +181,39 @@ class Stacks:
             logits = forward({name: leaf[0] for name, leaf in leaves.items()}, *(given[0] for given in inputs))[None]
         else:
             logits = torch.vmap(forward)(leaves, *inputs)
-        subnets = logits.shape[1]
-        every = labels[:, None].expand(-1, subnets, -1)  # (rows, subnets, n)
-        # Each subnet's own: a loss may count the labels of its batch.
-        losses = torch.vmap(partial(self.loss, label_smoothing=self.settings.label_smoothing))
-        loss = losses(logits.flatten(0, 1).to(kept), every.flatten(0, 1)).sum()
-        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        found = torch.autograd.grad(self._losses(logits.to(kept), labels, teacher), list(leaves.values()), materialize_grads=True)
         gradient = flattened(found, stacked=True).to(kept)
         sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
+
+    def _losses(self, logits: Tensor, labels: Tensor, teacher: int | None) -> Tensor:
+        """The sum over all subnets. logits: (rows, subnets, n, classes), labels: (rows, n)."""
+        own = logits if teacher is None else logits[:, teacher : teacher + 1]
+        every = labels[:, None].expand(-1, own.shape[1], -1)  # (rows, subnets, n)
+        # Each subnet's own: a loss may count the labels of its batch.
+        losses = torch.vmap(partial(self.loss, label_smoothing=self.settings.label_smoothing))
+        total = losses(own.flatten(0, 1), every.flatten(0, 1)).sum()
+        if teacher is None:
+            return total
+        others = torch.cat([logits[:, :teacher], logits[:, teacher + 1 :]], 1)
+        return total + torch.vmap(soft_cross_entropy)(others.flatten(0, 1), own.detach().expand_as(others).flatten(0, 1)).sum()
 
     # -- all steps ------------------------------------------------------------
     def _in_lockstep(
         self,
         kind: Hashable,
-        starts: Sequence[Weights],
+        starts: Sequence[Start],
         courses: Sequence[Iterator[Any]],
         stack: Callable[[Sequence[Any], torch.device], tuple[Hashable, Inputs]],
         step_of: Callable[[Any], Step],
         most: int,
-    ) -> list[Weights]:
+    ) -> list[Start]:
         """Each row takes the steps of its course; rows with batches of equal size make a stack. stack: what a step is known by, and its
         inputs; most: rows of a stack."""
         firsts = [next(course, None) for course in courses]
-        results: dict[int, Weights] = {row: Packed.of(starts[row]) for row, first in enumerate(firsts) if first is None}
+        results: dict[int, Start] = {}
+        for row, first in enumerate(firsts):
+            if first is None:
+                results[row] = Start(Packed.of(starts[row].weights), starts[row].momenta)
         batches: dict[int, list[int]] = {}
         for row, first in enumerate(firsts):
             if first is not None:
@@ -186,23 +231,25 @@ class Stacks:
                     for index, row in list(alive.items()):
                         following = next(courses[row], None)
                         if following is None:  # it stays in the stack until all are over, and nobody reads it
-                            results[row] = place.weights.row(index)
+                            results[row] = Start(place.weights.row(index), place.momenta[index].clone())
                             del alive[index]
                         else:
                             now[index] = following
         return [results[row] for row in range(len(starts))]
 
-    def _place(self, kind: Hashable, starts: Sequence[Weights]) -> WeightsInTraining:
+    def _place(self, kind: Hashable, starts: Sequence[Start]) -> WeightsInTraining:
         """The last packed weights of this kind and number, if there were any: their captured steps can be used again."""
-        weights = Packed.stack(starts)
+        weights = Packed.stack([start.weights for start in starts])
         key = (kind, len(starts), str(weights.flat.device), weights.flat.dtype)
         place = self._places.pop(key, None)
         if place is None or place.weights.layout != weights.layout:
             while len(self._places) >= KEPT:
                 del self._places[next(iter(self._places))]  # frees its memory before the next one
             place = WeightsInTraining(weights, self.settings.weight_decay)
-        else:
-            place.load(weights)
+        nothing = torch.zeros_like(weights.flat[0])
+        known = any(start.momenta is not None for start in starts)
+        momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts]) if known else None
+        place.load(weights, momenta)
         self._places[key] = place  # as the last one used
         return place
 

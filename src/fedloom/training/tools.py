@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,8 @@ from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.normalisation import Statistics
-from fedloom.training.local import NetworkJob, Trainer
+from fedloom.training.finetuning import Finalist, Finetuning
+from fedloom.training.local import Trainer
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, falling
@@ -51,6 +52,10 @@ class Tools:
     @cached_property
     def scorer(self) -> Scorer:
         return Scorer(self.supernet, self.training, self.pixels)
+
+    @cached_property
+    def finetuning(self) -> Finetuning:
+        return Finetuning(self.trainer, self.scorer, self.training)
 
     # -- messages and tensors --------------------------------------------------
     def tensors(self, arrays: Arrays) -> Weights:
@@ -136,20 +141,22 @@ class Tools:
         return training_memory_mb(self.space.cost(architecture), stored, min(self.training.batch, examples))
 
     # -- the final participation ----------------------------------------------------
-    def personalise(self, site: ClientSite, architecture: Architecture, plain: Weights, seed: int) -> tuple[PersonalModel, Diary]:
-        """Fine-tune a network on its client's data at each rate, keep the best on the selecting examples (also without), test it once."""
-        data, settings = site.data, self.training
+    def personalise(
+        self, site: ClientSite, architecture: Architecture, plain: Weights, seed: int, others: Sequence[Finalist] = ()
+    ) -> tuple[PersonalModel, Diary]:
+        """Fine-tune a network on its client's data at each rate, keep what ``training.choice`` says of the selecting examples (untuned is
+        among the candidates), test that once.
+
+        others: further finalists, tuned and compared likewise. The network comes first: by evidence, a client leaves it only for one
+        that is clearly better. What became of the finalists is then in the diary's notes.
+        """
+        data, finalists = site.data, [Finalist(architecture, plain), *others]
         with site.clock("finetune"):
-            epochs = settings.finetune_epochs
-            courses = [
-                [falling(rate, epoch / epochs, "cosine") for epoch in range(epochs)] for rate in settings.finetune_rates if rate and epochs
-            ]
-            jobs = [NetworkJob(plain, architecture, data.train, rates, rng(seed, "finetune")) for rates in courses]
-            trained = self.trainer.train_networks(jobs)
-            tuned = [plain, *(one.weights for one in trained)]
-            scores = self.scorer.score_networks([NetworkRequest(own, architecture, data.train, (self.selecting(data),)) for own in tuned])
-        best = min(range(len(tuned)), key=lambda number: scores[number].scores[0].rank)
-        return self.keep(site, architecture, tuned[best], sum(one.macs for one in trained))
+            choice = self.finetuning.choose(finalists, data.train, self.selecting(data), seed)
+        model, diary = self.keep(site, finalists[choice.winner.finalist].architecture, choice.winner.weights, choice.macs)
+        peak = max(self._peak_mb(site, finalist) for finalist in finalists)
+        noted = len(finalists) > 1 or self.training.choice != "accuracy"
+        return model, replace(diary, peak_memory_mb=peak, notes=choice.notes if noted else {})
 
     def keep(self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int) -> tuple[PersonalModel, Diary]:
         """A trained network as the client's personal model, with its accuracies."""
@@ -167,12 +174,15 @@ class Tools:
         with site.clock("test"):
             (measured,) = self.scorer.score_networks([NetworkRequest(plain, architecture, data.train, (data.validation, data.test))])
             validation, test = measured.scores
-        stored = sum(tensor.numel() for tensor in plain.values())
         diary = Diary(
             architecture=architecture.id,
             validation_accuracy=validation.accuracy,
             test_accuracy=test.accuracy,
             trained_macs=macs,
-            peak_memory_mb=self.training_memory_mb(architecture, stored, len(data.train)),
+            peak_memory_mb=self._peak_mb(site, Finalist(architecture, plain)),
         )
         return diary, measured.statistics
+
+    def _peak_mb(self, site: ClientSite, network: Finalist) -> float:
+        stored = sum(tensor.numel() for tensor in network.plain.values())
+        return self.training_memory_mb(network.architecture, stored, len(site.data.train))

@@ -1,0 +1,106 @@
+"""The end of every method: networks tuned on their client's data, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedloom.core.architecture import Architecture
+from fedloom.core.client_site import Examples
+from fedloom.core.seeds import rng
+from fedloom.maths.evidence import kept
+from fedloom.supernets.base import Weights
+from fedloom.training.local import NetworkJob, Trainer
+from fedloom.training.recipe import TrainingSettings, falling
+from fedloom.training.scoring import NetworkRequest, Score, Scorer
+
+
+class Finalist(NamedTuple):
+    """A network that may become a client's own."""
+
+    architecture: Architecture
+    plain: Weights
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A finalist after fine-tuning at one rate (0: as it came), and what it achieves on the selecting examples."""
+
+    finalist: int
+    rate: float
+    weights: Weights
+    score: Score
+    losses: npt.NDArray[np.float64]  # (examples,); empty where the choice does not need them
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The network to keep, what the prior finalist came to, and the multiply-accumulates that training took."""
+
+    winner: Tuned
+    prior: Tuned
+    macs: int
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """For the client's diary: numbers that there are."""
+        notes = {
+            "finalist": float(self.winner.finalist),
+            "left_prior": float(self.winner.finalist > 0),
+            "finetune_rate": self.winner.rate,
+            "prior_loss": self.prior.score.loss,
+            "chosen_loss": self.winner.score.loss,
+        }
+        return {name: value for name, value in notes.items() if isfinite(value)}
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    trainer: Trainer
+    scorer: Scorer
+    settings: TrainingSettings
+
+    @property
+    def rates(self) -> list[float]:
+        """Those that train anything."""
+        return [rate for rate in self.settings.finetune_rates if rate and self.settings.finetune_epochs]
+
+    def choose(self, finalists: Sequence[Finalist], train: Examples, selecting: Examples, seed: int) -> Choice:
+        """Tune every finalist at every rate, all of them together, then choose: a rate for each finalist, then a finalist. The first
+        finalist is the prior."""
+        jobs = [self._job(finalist, rate, train, seed) for finalist in finalists for rate in self.rates]
+        trained = self.trainer.train_networks(jobs)
+        by_rate = len(self.rates)
+        made: list[tuple[int, float, Weights]] = []
+        for number, finalist in enumerate(finalists):
+            own = trained[number * by_rate : (number + 1) * by_rate]
+            made += [(number, 0.0, finalist.plain), *((number, rate, one.weights) for rate, one in zip(self.rates, own, strict=True))]
+        by_evidence = self.settings.choice == "evidence"
+        requests = [NetworkRequest(own, finalists[number].architecture, train, (selecting,), by_evidence) for number, _, own in made]
+        measured = self.scorer.score_networks(requests)
+        losses = torch.stack([one.losses[0] for one in measured]).cpu().numpy() if by_evidence else np.empty((len(made), 0))
+        rows = zip(made, measured, losses, strict=True)
+        tuned = [Tuned(number, rate, own, found.scores[0], each) for (number, rate, own), found, each in rows]
+        bests = [self._best(tuned[start : start + by_rate + 1], self._usual) for start in range(0, len(tuned), by_rate + 1)]
+        return Choice(self._best(bests, 0), bests[0], sum(one.macs for one in trained))
+
+    @property
+    def _usual(self) -> int:
+        """The place of the first of ``finetune_rates`` among a finalist's networks: untuned, then at each rate that trains."""
+        return int(bool(self.rates) and self.settings.finetune_rates[0] > 0)
+
+    def _best(self, candidates: Sequence[Tuned], first: int) -> Tuned:
+        if self.settings.choice == "evidence":
+            return candidates[kept([one.losses for one in candidates], self.settings.evidence, first)]
+        return min(candidates, key=lambda one: one.score.rank)
+
+    def _job(self, finalist: Finalist, rate: float, examples: Examples, seed: int) -> NetworkJob:
+        epochs = self.settings.finetune_epochs
+        rates = [falling(rate, epoch / epochs, "cosine") for epoch in range(epochs)]
+        return NetworkJob(finalist.plain, finalist.architecture, examples, rates, rng(seed, "finetune"))
