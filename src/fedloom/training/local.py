@@ -173,7 +173,8 @@ class Trainer:
             for images, labels, rate in self.batches(job.examples, job.rates, job.rng):
                 subnets = job.draw(job.rng)
                 steps.update(subnets)
-                yield SubnetStep(images, labels, rate, subnets, self._mask(subnets, labels.device), job.taught)
+                teacher, others = (subnets[0], subnets[1:]) if job.taught else (None, subnets)
+                yield SubnetStep(images, labels, rate, others, self._mask(subnets, labels.device), teacher)
 
         courses = [course(job, steps) for job, steps in zip(jobs, drawn, strict=True)]
         starts = [Start(_in_order(job.weights, self.supernet.shapes), job.momenta) for job in jobs]
@@ -186,8 +187,10 @@ class Trainer:
 
     def _train_sliced(self, start: Start, course: Iterator[SubnetStep]) -> Start:
         place = self._weights_in_training("supernet", start.weights, momenta=start.momenta)
-        for images, labels, rate, drawn, mask, taught in course:
-            self._subnet_step(place, self.pixels.normalise(images), partial(self._loss, labels=labels), drawn, taught, rate, mask)
+        for images, labels, rate, subnets, mask, teacher in course:
+            drawn = subnets if teacher is None else [teacher, *subnets]
+            learn = partial(self._loss, labels=labels)
+            self._subnet_step(place, self.pixels.normalise(images), learn, drawn, teacher is not None, rate, mask)
         return Start(place.weights.copy(), place.momenta.clone())
 
     def distil(

@@ -30,14 +30,15 @@ Step = Callable[..., None]
 
 
 class SubnetStep(NamedTuple):
-    """One step of a row whose steps train subnets. mask: which entries they train; taught: the first one teaches the others."""
+    """One step of a row whose steps train subnets. mask: which entries they train; teacher: learns from the labels, and the subnets from
+    what it says; the same in all steps of a row. Without one the subnets learn from the labels."""
 
     images: Tensor
     labels: Tensor
     rate: float
     subnets: Sequence[Architecture]
     mask: Tensor
-    taught: bool = False
+    teacher: Architecture | None = None
 
 
 class Start(NamedTuple):
@@ -129,24 +130,18 @@ class Stacks:
         return self._in_lockstep("supernet", starts, courses, self._stack_subnets, step_of, most)
 
     def _stack_subnets(self, steps: Sequence[SubnetStep], device: torch.device) -> tuple[Hashable, Inputs]:
-        """Known by the subnets' input sizes, and by the place of the one that teaches the others. They are in the order of sizes, so that
-        few different steps need capturing."""
+        """Known by the subnets' input sizes, and by the teacher. Subnets are in the order of sizes, so that few different steps need
+        capturing."""
         sizes_of = self.supernet.space.input_sizes
-        choices, teachers = [], []
-        for step in steps:
-            sizes = sizes_of([subnet.choices for subnet in step.subnets])
-            order = sorted(range(len(sizes)), key=sizes.__getitem__)
-            choices.append([step.subnets[place].choices for place in order])
-            teachers.append(order.index(0) if step.taught and len(order) > 1 else None)
-        genes = sent(torch.tensor(choices), device)  # (rows, subnets, genes)
+        choices = [sorted((subnet.choices for subnet in step.subnets), key=lambda own: sizes_of([own])) for step in steps]
+        genes = sent(torch.tensor(choices, dtype=torch.long), device)  # (rows, subnets, genes)
         _, inputs = _stack([step[:3] for step in steps], device)
-        # Rows of a stack have one size, so the place is the same in all of them.
-        return (tuple(sizes_of(choices[0])), teachers[0]), (*inputs, genes, torch.stack([step.mask for step in steps]))
+        return (tuple(sizes_of(choices[0])), steps[0].teacher), (*inputs, genes, torch.stack([step.mask for step in steps]))
 
     def _subnet_step(
         self,
         sizes: Sequence[int],
-        teacher: int | None,
+        teacher: Architecture | None,
         place: WeightsInTraining,
         images: Tensor,
         labels: Tensor,
@@ -155,9 +150,11 @@ class Stacks:
         mask: Tensor,
     ) -> None:
         def forward(own: Weights, pixels: Tensor, genes: Tensor) -> Tensor:
-            return self.supernet.forward_many(pixels, own, genes, sizes=sizes)
+            # The teacher is the same in every step, so it needs no masks.
+            first = [] if teacher is None else [self.supernet.forward(pixels, self.supernet.take(own, teacher), teacher)[None]]
+            return torch.cat([*first, *([self.supernet.forward_many(pixels, own, genes, sizes=sizes)] if sizes else [])])
 
-        self._move(place, forward, (images, genes), labels, rate, mask, teacher)
+        self._move(place, forward, (images, genes), labels, rate, mask, teacher is not None)
 
     # -- one step -----------------------------------------------------------
     def _move(
@@ -168,10 +165,10 @@ class Stacks:
         labels: Tensor,
         rate: Tensor,
         mask: Tensor | None,
-        teacher: int | None = None,
+        taught: bool = False,
     ) -> None:
-        """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). teacher: the place
-        of the subnet from which the others learn."""
+        """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). taught: the others
+        learn from the first."""
         kept = place.weights.flat.dtype
         dtype, rows = computing(self.settings, place.weights.flat), len(labels)
         leaves = {name: view.detach().requires_grad_() for name, view in place.weights.to(dtype).items()}
@@ -181,20 +178,19 @@ class Stacks:
             logits = forward({name: leaf[0] for name, leaf in leaves.items()}, *(given[0] for given in inputs))[None]
         else:
             logits = torch.vmap(forward)(leaves, *inputs)
-        found = torch.autograd.grad(self._losses(logits.to(kept), labels, teacher), list(leaves.values()), materialize_grads=True)
+        found = torch.autograd.grad(self._losses(logits.to(kept), labels, taught), list(leaves.values()), materialize_grads=True)
         gradient = flattened(found, stacked=True).to(kept)
         sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
 
-    def _losses(self, logits: Tensor, labels: Tensor, teacher: int | None) -> Tensor:
+    def _losses(self, logits: Tensor, labels: Tensor, taught: bool) -> Tensor:
         """The sum over all subnets. logits: (rows, subnets, n, classes), labels: (rows, n)."""
-        own = logits if teacher is None else logits[:, teacher : teacher + 1]
+        own, others = (logits[:, :1], logits[:, 1:]) if taught else (logits, logits[:, :0])
         every = labels[:, None].expand(-1, own.shape[1], -1)  # (rows, subnets, n)
         # Each subnet's own: a loss may count the labels of its batch.
         losses = torch.vmap(partial(self.loss, label_smoothing=self.settings.label_smoothing))
         total = losses(own.flatten(0, 1), every.flatten(0, 1)).sum()
-        if teacher is None:
+        if not others.shape[1]:
             return total
-        others = torch.cat([logits[:, :teacher], logits[:, teacher + 1 :]], 1)
         return total + torch.vmap(soft_cross_entropy)(others.flatten(0, 1), own.detach().expand_as(others).flatten(0, 1)).sum()
 
     # -- all steps ------------------------------------------------------------
@@ -207,18 +203,18 @@ class Stacks:
         step_of: Callable[[Any], Step],
         most: int,
     ) -> list[Start]:
-        """Each row takes the steps of its course; rows with batches of equal size make a stack. stack: what a step is known by, and its
-        inputs; most: rows of a stack."""
+        """Each row takes the steps of its course; rows with batches of equal size and one teacher make a stack. stack: what a step is
+        known by, and its inputs; most: rows of a stack."""
         firsts = [next(course, None) for course in courses]
         results: dict[int, Start] = {}
         for row, first in enumerate(firsts):
             if first is None:
                 results[row] = Start(Packed.of(starts[row].weights), starts[row].momenta)
-        batches: dict[int, list[int]] = {}
+        alike: dict[Hashable, list[int]] = {}
         for row, first in enumerate(firsts):
             if first is not None:
-                batches.setdefault(len(first[1]), []).append(row)
-        for waiting in batches.values():
+                alike.setdefault((len(first[1]), first.teacher if isinstance(first, SubnetStep) else None), []).append(row)
+        for waiting in alike.values():
             size = ceil(len(waiting) / ceil(len(waiting) / most))  # stacks of equal size: a step is captured for one size
             for begin in range(0, len(waiting), size):
                 rows = waiting[begin : begin + size]
