@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -83,8 +85,9 @@ class Run:
             self.store.save_spent(spent())
             self._write_down()
 
-        state = run_rounds(self.method, link, state, after_round, self.absorb)
-        say_farewell(self.method, link, state, set(self.ledger.final), after_some)
+        with rarely_collected():
+            state = run_rounds(self.method, link, state, after_round, self.absorb)
+            say_farewell(self.method, link, state, set(self.ledger.final), after_some)
         now = spent()
         self.store.save_spent(now)
         result = self._write_result(state.round, True, now)
@@ -118,6 +121,17 @@ class Run:
         return RunResult(
             rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=spent.seconds, seed=self.seed, **facts
         )
+
+
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Meanwhile Python's garbage collector passes over what is there now. That is torch and the run, hundreds of thousands of objects that
+    stay: to look at them again and again took 50 ms of a round."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def describe_client(entry: LedgerEntry, space: SearchSpace, images: Mapping[str, tuple[int, int]]) -> ClientResult:
