@@ -171,6 +171,7 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
             space=built.tools.space,
             images=federation.images,
             checkpoint_every=settings.run.checkpoint_every,
+            beside=True,
             before=before,
             over=over,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from fedloom.core.architecture import Architecture
@@ -42,6 +45,7 @@ class Run:
     space: SearchSpace  # of the clients' architectures
     images: Mapping[str, tuple[int, int]]  # client -> its training and test images; empty on a server, which knows of none
     checkpoint_every: int = 1
+    beside: bool = False  # checkpoints are written while the next round computes; not where others may have seen that round begin
     absorb: Callable[[Any, Sequence[Report]], Any] | None = None  # in place of the method's
     ledger: Ledger = field(default_factory=Ledger)
     waiting: list[LedgerEntry] = field(default_factory=list)  # entries not yet in the ledger file
@@ -74,17 +78,19 @@ class Run:
             self.watcher.round_done(state.round, self.waiting)
             self._write_down()
             if state.round % self.checkpoint_every == 0 or self.method.finished(state):
-                now = spent()
-                self.store.save_spent(now)  # before the state: rounds that are not repeated have their seconds counted
-                self.store.save_state(state, state.round)
-                self._write_result(state.round, False, now)
+                write = partial(self._checkpoint, state, spent())
+                self.store.beside(write) if self.beside else write()
 
         def after_some() -> None:
             self.store.save_spent(spent())
             self._write_down()
 
-        state = run_rounds(self.method, link, state, after_round, self.absorb)
-        say_farewell(self.method, link, state, set(self.ledger.final), after_some)
+        with rarely_collected():
+            try:
+                state = run_rounds(self.method, link, state, after_round, self.absorb)
+            finally:
+                self.store.settle()
+            say_farewell(self.method, link, state, set(self.ledger.final), after_some)
         now = spent()
         self.store.save_spent(now)
         result = self._write_result(state.round, True, now)
@@ -98,6 +104,11 @@ class Run:
             return Spent()  # nothing is kept of what was done before, if anything was
         what = f"what it took before it went on after round {round} is not known"
         return Spent(0.0, f"{what}: neither result.json nor state/seconds.json says it")
+
+    def _checkpoint(self, state: Any, spent: Spent) -> None:
+        self.store.save_spent(spent)  # before the state: rounds that are not repeated have their seconds counted
+        self.store.save_state(state, state.round)
+        self._write_result(state.round, False, spent)
 
     def _write_down(self) -> None:
         self.store.append(self.waiting)
@@ -118,6 +129,17 @@ class Run:
         return RunResult(
             rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=spent.seconds, seed=self.seed, **facts
         )
+
+
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Meanwhile Python's garbage collector passes over what is there now. That is torch and the run, hundreds of thousands of objects that
+    stay: to look at them again and again took 50 ms of a round."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def describe_client(entry: LedgerEntry, space: SearchSpace, images: Mapping[str, tuple[int, int]]) -> ClientResult:

@@ -10,7 +10,8 @@
     clients/<name>/        memory-<round>.safetensors (private memory), model.safetensors (personal model)
 
 Order of writes in a round: client memories, ledger lines, seconds, server state, result. A run killed between any two of them goes on from
-the last server state; ledger lines and memories of later rounds are then dropped or written again.
+the last server state; ledger lines and memories of later rounds are then dropped or written again. Seconds, server state and result may be
+written in a thread beside the next round; its memories and ledger lines wait for them, so the order is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -67,6 +70,7 @@ class Store:
         self.checkpoint = 0  # the round a resume would start from
         self._remembers_since: dict[str, int] = {}  # client -> the round that left its first memory
         self._lock: IO[str] | None = None
+        self._beside: Future[None] | None = None  # what a thread writes
 
     # -- the folder -------------------------------------------------------------
     def claim(self) -> None:
@@ -91,6 +95,20 @@ class Store:
         if self._lock:
             self._lock.close()
             self._lock = None
+
+    def beside(self, write: Callable[[], None]) -> None:
+        """Write a checkpoint in a thread. Clients' memories and the ledger wait for it."""
+        self.settle()
+        executor = ThreadPoolExecutor(1)
+        self._beside = executor.submit(copy_context().run, write)
+        executor.shutdown(wait=False)
+
+    def settle(self) -> None:
+        """Wait for what is written beside; its error, if it has one, is raised here."""
+        if self._beside is not None:
+            wait([self._beside])  # whoever interrupts this may wait again
+            written, self._beside = self._beside, None
+            written.result()
 
     def write_text(self, name: str, text: str) -> None:
         write_file(self.folder / name, text.encode())
@@ -142,6 +160,7 @@ class Store:
 
     # -- ledger ------------------------------------------------------------------------
     def append(self, entries: list[LedgerEntry]) -> None:
+        self.settle()
         append_lines(self.folder / "ledger.jsonl", [entry.to_json() for entry in entries])
 
     def read_ledger(self) -> Iterator[LedgerEntry]:
@@ -196,6 +215,7 @@ class Store:
         return packed(memory.arrays, memory.facts) if memory.arrays or memory.facts or self.memories(client) else b""
 
     def save_memory(self, client: str, round: int, memory: ClientMemory) -> None:
+        self.settle()  # what may be removed depends on the checkpoint
         if data := self.packed_memory(client, memory):
             self.write_memory(client, round, data)
 

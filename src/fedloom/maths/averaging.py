@@ -47,7 +47,7 @@ def fedavg(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequ
 
 def covered_share(coverage: Arrays, update: Arrays) -> float:
     """Of all entries of one client's update, those that it trained."""
-    covered = sum(float((array > 0).mean()) * update[name].size for name, array in coverage.items())
+    covered = sum(np.count_nonzero(array) / array.size * update[name].size for name, array in coverage.items())
     return covered / sum(array.size for array in update.values())
 
 
@@ -109,18 +109,21 @@ def _trained_by(updates: Sequence[Arrays], coverage: Sequence[Arrays]) -> list[d
 
 
 def _trained(coverage: Sequence[Arrays]) -> list[dict[str, Array]]:
-    return [{name: counts > 0 for name, counts in client.items()} for client in coverage]
+    return [{name: counts if counts.dtype == bool else counts > 0 for name, counts in client.items()} for client in coverage]
 
 
 def _ratio(updates: Sequence[Arrays], weights: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     """Entry-wise weighted mean; 0 where no client has weight. Sums are made in float64, so the order of clients is lost in rounding."""
     mean = {}
+    room = np.empty((2, max(array.size for array in updates[0].values())))  # one for all arrays: new memory takes longer than the sums
     for name, first in updates[0].items():
-        total = np.zeros(first.shape)
+        total, part = (some[: first.size].reshape(first.shape) for some in room)
+        total.fill(0)
         weight = np.zeros(weights[0][name].shape)
         for update, client_weights, count in zip(updates, weights, examples, strict=True):
             share = count * client_weights[name].astype(np.float64)
-            total += share * update[name]
+            total += np.multiply(share, update[name], out=part)
             weight = weight + share  # compact arrays of different shapes broadcast
-        mean[name] = np.divide(total, weight, out=np.zeros_like(total), where=np.broadcast_to(weight > 0, total.shape)).astype(first.dtype)
+        part.fill(0)
+        mean[name] = np.divide(total, weight, out=part, where=np.broadcast_to(weight > 0, total.shape)).astype(first.dtype)
     return mean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -31,12 +31,7 @@ def predicted(
     space: SearchSpace, fit: Fit, known: Sequence[Architecture], scores: Sequence[float], candidates: Sequence[Architecture]
 ) -> Numbers:
     """What a surrogate of known scores says of candidates."""
-    return fit(encoded(space, known), np.array(scores)).predict(encoded(space, candidates))
-
-
-def encoded(space: SearchSpace, architectures: Iterable[Architecture]) -> Numbers:
-    """(architectures, genes) in [0, 1]"""
-    return np.array([space.encode(architecture) for architecture in architectures]).reshape(-1, len(space.genes))
+    return fit(space.encode_many(known), np.array(scores)).predict(space.encode_many(candidates))
 
 
 def choose(candidates: Sequence[Architecture], known: Collection[Architecture], predictions: Numbers, count: int) -> list[Architecture]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedloom.core.architecture import Architecture
 from fedloom.maths.ranking import spearman
-from fedloom.search.base import Fit, Surrogate, encoded
+from fedloom.search.base import Fit, Surrogate
 from fedloom.search.draws import new_ones, samples
 from fedloom.spaces.base import SearchSpace
 
@@ -47,7 +47,7 @@ class GuidedSearch:
         """Scores a random population, fits a surrogate to it, evolves on predictions, scores the best of those that were only predicted,
         and takes the best of all that were scored. All of them are drawn from the space, so they keep its budget if it has one."""
         scores = score(new_ones(space, samples(space, rng), self.population, patience=REPEATS))
-        surrogate = fit(encoded(space, scores), np.array(list(scores.values())))
+        surrogate = fit(space.encode_many(scores), np.array(list(scores.values())))
         predicted = self.evolved(space, scores, surrogate, rng)
         finalists = best_first(predicted)[: self.finalists]
         final = score(finalists)
@@ -62,7 +62,7 @@ class GuidedSearch:
             children = self._children(space, best_first(scores)[: self.population], scores, rng)
             if not children:
                 break
-            scores |= dict(zip(children, surrogate.predict(encoded(space, children)).tolist(), strict=True))
+            scores |= dict(zip(children, surrogate.predict(space.encode_many(children)).tolist(), strict=True))
         return {one: score for one, score in scores.items() if one not in known}
 
     def _children(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -272,7 +272,12 @@ class SearchSpace(ABC):
 
     def encode(self, architecture: Architecture) -> npt.NDArray[np.float64]:
         """(genes,) in [0, 1]; genes without effect are constant."""
-        return np.array(architecture.choices) / np.maximum(self.sizes - 1, 1)
+        return self.encode_many([architecture])[0]
+
+    def encode_many(self, architectures: Iterable[Architecture]) -> npt.NDArray[np.float64]:
+        """(architectures, genes): ``encode`` is a row of it."""
+        choices = np.array([architecture.choices for architecture in architectures]).reshape(-1, len(self.genes))
+        return choices / np.maximum(self.sizes - 1, 1)
 
     def decode(self, genes: npt.ArrayLike) -> Architecture:
         """The nearest architecture; always valid."""

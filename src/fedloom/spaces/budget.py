@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -237,6 +237,9 @@ class Bounded(SearchSpace):
 
     def encode(self, architecture: Architecture) -> npt.NDArray[np.float64]:
         return self.whole.encode(architecture)
+
+    def encode_many(self, architectures: Iterable[Architecture]) -> npt.NDArray[np.float64]:
+        return self.whole.encode_many(architectures)
 
     def check(self, architecture: Architecture) -> None:
         self.whole.check(architecture)

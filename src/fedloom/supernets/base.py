@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -261,15 +262,14 @@ class Supernet(ABC, Generic[Space]):
         counts = {}
         for name, shape in self.shapes.items():
             sizes = zip(shape, self.elastic_axes[name], strict=True)
-            counts[name] = torch.zeros([size if elastic else 1 for size, elastic in sizes], dtype=torch.int32)
+            counts[name] = np.zeros([size if elastic else 1 for size, elastic in sizes], np.int32)
         pieces: Counter[Piece] = Counter()  # few, however many the architectures
         for architecture, times in steps.items():
             pieces.update(dict.fromkeys(self.pieces(architecture), times))
         for piece, times in pieces.items():
             for name, region in self.piece_regions(piece).items():
-                axes = self.elastic_axes[name]
-                counts[name][tuple(part if elastic else slice(None) for part, elastic in zip(region, axes, strict=True))] += times
-        return counts
+                counts[name][region] += times  # an axis that is always used whole is written ``slice(None)``
+        return {name: torch.from_numpy(count) for name, count in counts.items()}
 
 
 def resized(images: Tensor, size: int) -> Tensor:

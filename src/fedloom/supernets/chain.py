@@ -32,7 +32,7 @@ class Chain(Supernet[Space]):
     def __init__(self, space: Space) -> None:
         super().__init__(space)
         # Asked for at every training step. One cache per supernet.
-        self._regions_of = lru_cache(maxsize=4096)(self.piece_regions)
+        self.piece_regions = lru_cache(maxsize=4096)(self.piece_regions)  # type: ignore[method-assign]
 
     @abstractmethod
     def pieces(self, architecture: Architecture) -> tuple[Any, ...]: ...
@@ -54,7 +54,7 @@ class Chain(Supernet[Space]):
     def regions(self, architecture: Architecture) -> Mapping[str, Region]:
         found: dict[str, Region] = {}
         for piece in self.pieces(architecture):
-            found |= self._regions_of(piece)
+            found |= self.piece_regions(piece)
         return found
 
     def forward(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:

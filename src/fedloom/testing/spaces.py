@@ -164,6 +164,11 @@ class SpaceContract(Given):
             assert space.decode(code) == architecture
             assert space.decode(np.clip(code + rng("near").uniform(-0.1, 0.1, code.shape) / space.sizes, 0, 1)) == architecture
 
+    def test_many_are_encoded_as_one_is(self, space: SearchSpace) -> None:
+        several = some(space)
+        assert np.array_equal(space.encode_many(several), np.stack([space.encode(one) for one in several]))
+        assert space.encode_many([]).shape == (0, len(space.genes))
+
     def test_genes_without_effect_have_one_encoding(self, space: SearchSpace) -> None:
         for architecture in some(space):
             asleep = ~space.active(architecture.choices)

@@ -57,6 +57,12 @@ class Packed(Mapping[str, Tensor]):
         """The same in another precision; itself in its own."""
         return self if dtype == self.flat.dtype else Packed(self.flat.to(dtype), self.shapes)
 
+    def on_host(self) -> Packed:
+        """The same in the host's memory; itself if it is there. A GPU writes directly only to memory that is pinned, and much faster."""
+        if not self.flat.is_cuda:
+            return self
+        return Packed(torch.empty_like(self.flat, device="cpu", pin_memory=True).copy_(self.flat), self.shapes)
+
     def load(self, weights: Weights) -> None:
         if isinstance(weights, Packed) and weights.layout == self.layout:
             self.flat.copy_(weights.flat)

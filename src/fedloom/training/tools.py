@@ -20,6 +20,7 @@ from fedloom.maths.averaging import Rule, moved
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
+from fedloom.supernets.elastic import sent
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.finetuning import Finalist, Finetuning
 from fedloom.training.local import Trainer
@@ -62,17 +63,17 @@ class Tools:
         """On the device. All clients of a round receive the same arrays, which are frozen: they are sent there once."""
         known = self._sent.get("arrays")
         if known is None or known[0] is not arrays:
-            sent: Weights = {name: torch.tensor(array) for name, array in arrays.items()}
+            tensors: Weights = {name: torch.tensor(array) for name, array in arrays.items()}
             if self.device.type != "cpu":  # in one piece
-                packed = Packed.of(sent)
-                sent = Packed(packed.flat.to(self.device), packed.shapes)
-            known = self._sent["arrays"] = (arrays, sent)
+                packed = Packed.of(tensors)
+                tensors = Packed(sent(packed.flat, self.device), packed.shapes)
+            known = self._sent["arrays"] = (arrays, tensors)
         return known[1]
 
     @staticmethod
     def arrays(weights: Weights) -> dict[str, Any]:
         if isinstance(weights, Packed):  # leaves the device in one piece
-            weights = Packed(weights.flat.cpu(), weights.shapes)
+            weights = weights.on_host()
         return {name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}
 
     def update(self, trained: Weights, received: Weights) -> dict[str, Any]:

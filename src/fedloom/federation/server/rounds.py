@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import resource
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -77,8 +76,6 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
         )
         if over:
             return run.execute(_NoLink(list(sites)))
-        gc.collect()
-        gc.freeze()  # so that later collections, of which the port has many, look at what is new
         with closing(SuperLink(own.address, Path(own.certificate), Path(own.key), sites, own.round.most, say)) as superlink:
             say(f"Listening at {superlink.address} for {', '.join(sites)}")
             result = run.execute(FlowerLink(superlink, keys, agreement.digest, method.uploads, own.round, run.record, say))
