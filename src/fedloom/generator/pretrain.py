@@ -316,7 +316,9 @@ class Pretraining:
         self.progress("quality", 0, 1, "")
         drawn = DRAWN if generator.sampler.startswith("dpm") else DRAWN // 20  # many steps take long
         card |= sampler_quality(generator, self.training_architectures(), settings.seed, drawn)
-        facts = {"card": {**card, "seconds": self._all_seconds(), "device": _device_name(self.device), "data": proxy.name if proxy else ""}}
+        seconds = {stage: round(spent, 1) for stage, spent in self.seconds.items()}
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        facts = {"card": {**card, "seconds": seconds, "device": device, "data": proxy.name if proxy else ""}}
         self.progress("quality", 1, 1, "")
         networks = {"denoiser": settings.denoiser, "predictor": settings.predictor, "paper": settings.paper}
         used = {name: value for name, value in networks.items() if (name == "paper") == isinstance(generator, PaperGenerator)}
@@ -372,9 +374,6 @@ class Pretraining:
         self.seconds[stage] = time.perf_counter() - start
         write_arrays(self.folder / f"{stage}.safetensors", arrays, {**key, "seconds": self.seconds[stage]})
 
-    def _all_seconds(self) -> dict[str, float]:
-        return {stage: round(seconds, 1) for stage, seconds in self.seconds.items()}
-
 
 def _check_finite(stage: str, arrays: Mapping[str, np.ndarray], rate: str) -> None:
     if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -424,7 +423,3 @@ def _padded(tasks: Sequence[Task]) -> np.ndarray:
 def _kept_tasks(arrays: Mapping[str, np.ndarray], wanted: ProxySettings) -> list[Task]:
     rows = zip(arrays["tasks"], arrays["conditions"], strict=True)
     return [Task(classes[classes >= 0].astype(np.int64), wanted.conditions[number]) for classes, number in rows]
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
