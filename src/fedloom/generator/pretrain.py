@@ -113,18 +113,14 @@ class Pretraining:
     def __init__(self, space: SearchSpace, settings: PretrainSettings, folder: Path, device: torch.device, progress: Progress) -> None:
         self.space, self.settings, self.folder, self.device, self.progress = space, settings, folder, device, progress
         self.tokens = Tokens(space)
-        fewest = FEWEST_PER_CONDITION * len(settings.proxy.conditions)
+        conditions = len(settings.proxy.conditions)
+        fewest = FEWEST_PER_CONDITION * conditions
         if settings.guided and settings.labels.architectures < fewest:
-            raise InvalidConfig(
-                f"labels.architectures is {settings.labels.architectures}, too few to see {len(settings.proxy.conditions)} conditions. "
-                f"Label at least {fewest}, or name fewer in proxy.conditions",
-                key="labels.architectures",
-            )
+            what = f"labels.architectures is {settings.labels.architectures}, too few to see {conditions} conditions"
+            raise InvalidConfig(f"{what}. Label at least {fewest}, or name fewer in proxy.conditions", key="labels.architectures")
         if settings.guided and (there := len(different_architectures(space, fewest, settings.seed))) < fewest:
-            raise InvalidConfig(
-                f"The space {space.name} has {there} architectures, too few to learn from in {len(settings.proxy.conditions)} conditions: "
-                f"that takes {fewest}. Name fewer in proxy.conditions, or set guided=false"
-            )
+            what = f"The space {space.name} has {there} architectures, too few to learn from in {conditions} conditions"
+            raise InvalidConfig(f"{what}: that takes {fewest}. Name fewer in proxy.conditions, or set guided=false")
         self.seconds: dict[str, float] = {}
 
     # -- stages ------------------------------------------------------------------

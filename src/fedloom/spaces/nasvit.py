@@ -143,10 +143,9 @@ class NASViT(OutlinedSpace[AnyBlock]):
         super().__init__(settings, image)
         largest = max(side for stage, side in zip(STAGES, self.sides(sides[-1]), strict=True) if stage.attention)
         if largest > settings.window:
-            raise InvalidConfig(
-                f"nasvit.resolutions up to {sides[-1]} give attention maps of {largest}x{largest}, more than nasvit.window = "
-                f"{settings.window}. Lower them, set a stride of stem or stages to 2, or use nasvit.window={largest}"
-            )
+            what = f"nasvit.resolutions up to {sides[-1]} give attention maps of {largest}x{largest}"
+            cure = f"Lower them, set a stride of stem or stages to 2, or use nasvit.window={largest}"
+            raise InvalidConfig(f"{what}, more than nasvit.window = {settings.window}. {cure}")
 
     @cached_property
     def genes(self) -> tuple[Gene, ...]:
