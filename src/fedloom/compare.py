@@ -115,11 +115,9 @@ def _refuse_other_splits(own: Sequence[OwnSetting], source: str) -> None:
     """Clients that hold other images under another method cannot be compared."""
     for one in own:
         if one.key.startswith("split."):
-            raise InvalidConfig(
-                f"{source} has {one.key}={one.usual} for {one.first} and {one.key}={one.value} for {one.method}, so their clients would "
-                f"hold different images. Say which it is for all of them, such as {one.key}={one.value}",
-                key=one.key,
-            )
+            what = f"{source} has {one.key}={one.usual} for {one.first} and {one.key}={one.value} for {one.method}"
+            cure = f"Say which it is for all of them, such as {one.key}={one.value}"
+            raise InvalidConfig(f"{what}, so their clients would hold different images. {cure}", key=one.key)
 
 
 def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
@@ -135,12 +133,8 @@ def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
     wanted = _flat(config.load(source, changes))
     for key, value in wanted.items():
         if saved[key] != value:
-            raise UnusableFolder(
-                f"{folder} holds a run with other settings: {key} is {saved[key]!r} there and {value!r} here. "
-                "Choose another run.folder, or remove that one",
-                folder=str(folder),
-                key=key,
-            )
+            what = f"{folder} holds a run with other settings: {key} is {saved[key]!r} there and {value!r} here"
+            raise UnusableFolder(f"{what}. Choose another run.folder, or remove that one", folder=str(folder), key=key)
     return () if _finished(folder) else (*FEDLOOM, "resume", str(folder))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedloom.assemble import Reopened
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.result import LedgerEntry, mean_and_std
+from fedloom.core.result import mean_and_std
 
 MEASURING = "test"  # the stage that looks at test data for the ledger's accuracy: it is part of no method
 SMALL, LARGE, THIS = "FedAvg(S)", "FedAvg(L)", "this run"
@@ -53,7 +53,7 @@ def costs(run: Reopened) -> Costs:
         method=run.settings.method,
         participations=len(entries),
         seconds={stage: _spread([entry.seconds.get(stage, 0.0) for entry in entries]) for stage in stages},
-        seconds_sum=_spread([_busy(entry) for entry in entries]),
+        seconds_sum=_spread([sum(seconds for stage, seconds in entry.seconds.items() if stage != MEASURING) for entry in entries]),
         bytes_down=_spread([entry.bytes_down for entry in entries]),
         bytes_up=_spread([entry.bytes_up for entry in entries]),
         bytes_both=_spread([entry.bytes_down + entry.bytes_up for entry in entries]),
@@ -77,10 +77,6 @@ def _images_seen(run: Reopened, client: str) -> int:
     training = run.settings.training
     examples = len(run.federation.split.part("train", run.federation.names.index(client)))
     return run.method.epochs(training.epochs) * (examples - examples % min(training.batch, examples))
-
-
-def _busy(entry: LedgerEntry) -> float:
-    return sum(seconds for stage, seconds in entry.seconds.items() if stage != MEASURING)
 
 
 def _spread(values: Sequence[float]) -> Spread:

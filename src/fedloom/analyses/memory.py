@@ -51,7 +51,8 @@ def used(entries: Iterable[LedgerEntry], hardware: Mapping[str, Hardware]) -> Me
     rounds: dict[int, list[bool]] = {}
     for entry in entries:
         own = hardware[entry.client]
-        needed = _needed(entry, own)
+        # Of a network that was not trained because it did not fit, from the share that its client noted.
+        needed = entry.notes["memory"] * own.memory_mb if entry.notes.get("out_of_memory") else entry.peak_memory_mb
         use = replace(uses.get(entry.client, Use(entry.client, own.tier, own.memory_mb, 0.0, 0, 0)), used_mb=round(needed, 6))
         if not entry.final:
             over = bool(own.memory_mb) and needed > own.memory_mb
@@ -60,8 +61,3 @@ def used(entries: Iterable[LedgerEntry], hardware: Mapping[str, Hardware]) -> Me
         uses[entry.client] = use
     shares = tuple(sum(those) / len(those) for _, those in sorted(rounds.items()))
     return MemoryUse(tuple(sorted(uses.values(), key=lambda use: (use.memory_mb, use.client))), shares)
-
-
-def _needed(entry: LedgerEntry, own: Hardware) -> float:
-    """Megabytes; of a network that was not trained because it did not fit, from the share that its client noted."""
-    return entry.notes["memory"] * own.memory_mb if entry.notes.get("out_of_memory") else entry.peak_memory_mb

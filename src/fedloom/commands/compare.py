@@ -10,8 +10,8 @@ import typer
 
 from fedloom import compare as comparison
 from fedloom import config
-from fedloom.commands.terminal import PrintJson, console, new_console, say, source_and_changes
-from fedloom.core.errors import FedloomError, Interrupted
+from fedloom.commands.terminal import PrintJson, console, new_console, say, source_and_changes, stoppable
+from fedloom.core.errors import FedloomError
 from fedloom.report.terminal.comparison import comparison_card, comparison_notes, comparison_table
 from fedloom.report.terminal.live_runs import LiveRuns
 
@@ -37,11 +37,8 @@ def compare(
     runs = comparison.plan(source, changes, names, seeds)
     own = comparison.own_settings(source, changes, names)
     watching = new_console(stderr=True) if as_json else console
-    try:
-        with LiveRuns(watching, [run.name for run in runs]) as view:
-            failures = comparison.execute(runs, jobs, view)
-    except KeyboardInterrupt:
-        raise Interrupted("stopped. The same command goes on from here") from None
+    with stoppable("The same command goes on from here"), LiveRuns(watching, [run.name for run in runs]) as view:
+        failures = comparison.execute(runs, jobs, view)
     results = comparison.collect(runs, failures)
     card = comparison_card(results)
     card["folder"] = str(runs[0].folder.parent)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.commands.terminal import console, say
-from fedloom.core.errors import Interrupted
+from fedloom.commands.terminal import console, say, stoppable
 from fedloom.federation.agreement import read_agreement, read_site
 from fedloom.federation.certificates import check_server, check_site, make_certificates
 from fedloom.federation.server.rounds import rehearsal
@@ -29,11 +28,8 @@ def serve(
     if rehearse is None:
         check_server(agreement.server, agreement.sites)
     title = f"{agreement.settings.method} for {agreement.members.name}"
-    try:
-        with LiveView(console, title) as view:
-            result = run_server(agreement, view, say) if rehearse is None else rehearsal(agreement, rehearse, view)
-    except KeyboardInterrupt:
-        raise Interrupted("stopped. The same command goes on after the last finished round") from None
+    with stoppable("The same command goes on after the last finished round"), LiveView(console, title) as view:
+        result = run_server(agreement, view, say) if rehearse is None else rehearsal(agreement, rehearse, view)
     sites = len(result.ledger.final)
     say(f"The federation is over after {result.rounds} rounds; {sites} of {len(agreement.sites)} sites have their personal model")
 
@@ -42,12 +38,10 @@ def site(
     file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="settings of this site: its name, key, images and server")],
 ) -> None:
     """Take part in a federation with this site's images and get a personal model."""
-    try:
+    with stoppable("The same command goes on from here"):
         settings = read_site(file)
         check_site(settings)
         folder = attend(settings, say)
-    except KeyboardInterrupt:
-        raise Interrupted("stopped. The same command goes on from here") from None
     say(f"All of it is in {folder}")
 
 

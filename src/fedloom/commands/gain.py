@@ -10,8 +10,7 @@ from rich.table import Table
 
 from fedloom.analyses.gain import EPOCHS, gain_of
 from fedloom.assemble import reopen_run
-from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, new_console, say, write_analysis
-from fedloom.core.errors import Interrupted
+from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, new_console, say, stoppable, write_analysis
 from fedloom.report.plots import plot_matrix
 
 
@@ -39,10 +38,8 @@ def gain(
     def show(done: int, of: int, i: str, j: str, accuracy: float) -> None:
         watching.print(f"{done}/{of}: {j}'s network at {i}: {accuracy:.2%}", highlight=False, soft_wrap=True)
 
-    try:
+    with stoppable(f"The same command goes on with what is in {target}/gain.json"):
         table = work.measure(target / "gain.json", show)
-    except KeyboardInterrupt:
-        raise Interrupted(f"stopped. The same command goes on with what is in {target}/gain.json") from None
     names = [f"{client} (gain {100 * own:+.1f})" for client, own in zip(work.clients, table["gains"], strict=True)]
     matrix = [[100 * accuracy for accuracy in row] for row in table["accuracies"]]
     if not as_json:

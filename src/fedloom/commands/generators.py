@@ -10,8 +10,7 @@ import typer
 
 from fedloom import config
 from fedloom.assemble import pretraining
-from fedloom.commands.terminal import Plugins, PrintJson, console, say
-from fedloom.core.errors import Interrupted
+from fedloom.commands.terminal import Plugins, PrintJson, console, say, stoppable
 from fedloom.generator.pretrain import PretrainSettings, result_file
 from fedloom.maths.samplers import SAMPLERS
 from fedloom.report.terminal.live_stages import LiveStages
@@ -28,11 +27,9 @@ def pretrain(
     config.plug_in(plugin or [])
     place = folder or Path("pretrain") / name
     work = pretraining.plan(name, overrides or [])
-    try:
-        with LiveStages(console, f"a generator for {name}, into {place}") as view:
-            generator = pretraining.pretrain(work, place, device, view)
-    except KeyboardInterrupt:
-        raise Interrupted(f"stopped. The same command goes on with what is in {place}") from None
+    title = f"a generator for {name}, into {place}"
+    with stoppable(f"The same command goes on with what is in {place}"), LiveStages(console, title) as view:
+        generator = pretraining.pretrain(work, place, device, view)
     print(json.dumps(generator.facts["card"], indent=2))
     file = result_file(place, work.settings.model)
     say(f"The generator is {file}; use it with perfedsde.generator_file={file}")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 
-from fedloom.core.errors import InvalidConfig, visible
+from fedloom.core.errors import Interrupted, InvalidConfig, visible
 from fedloom.files import write_file
 
 
@@ -65,6 +66,15 @@ def check_finite(option: str, value: float | None) -> None:
     """nan and inf pass typer's own bounds."""
     if value is not None and not math.isfinite(value):
         raise InvalidConfig(f"{option} must be a finite number, got {value!r}")
+
+
+@contextmanager
+def stoppable(how: str) -> Iterator[None]:
+    """how: what goes on after a stop by the keyboard."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped. {how}") from None
 
 
 def write_analysis(target: Path, name: str, facts: Mapping[str, Any], pictures: Mapping[str, bytes], as_json: bool = False) -> None:

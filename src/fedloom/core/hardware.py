@@ -55,10 +55,8 @@ def tiers(settings: HardwareSettings) -> list[Hardware]:
     count = max(map(len, lists.values()))
     for name, values in lists.items():
         if not values or len(values) not in (1, count):
-            raise InvalidConfig(
-                f"hardware.{name} has {len(values)} numbers where there are {count} tiers. Give one for each tier, or one for all",
-                key=f"hardware.{name}",
-            )
+            what = f"hardware.{name} has {len(values)} numbers where there are {count} tiers"
+            raise InvalidConfig(f"{what}. Give one for each tier, or one for all", key=f"hardware.{name}")
     return [Hardware(tier, **{name: values[tier % len(values)] for name, values in lists.items()}) for tier in range(count)]
 
 

@@ -158,13 +158,7 @@ class RunResult:
         return json.dumps(
             {
                 "schema": SCHEMA,
-                "method": self.method,
-                "space": self.space,
-                "dataset": self.dataset,
-                "protocol": self.protocol,
-                "seed": self.seed,
-                "rounds": self.rounds,
-                "finished": self.finished,
+                **{name: getattr(self, name) for name in ("method", "space", "dataset", "protocol", "seed", "rounds", "finished")},
                 "accuracy": {"mean": mean, "std": std, "best_ever_mean": best_mean, "best_ever_std": best_std},
                 "clients": [asdict(client) for client in self.clients],
                 "cost": {

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import InvalidData
-from fedloom.data.readers import Dataset, Images, Member, Pool, class_folders, decode, folder_pool, images_in, set_aside
+from fedloom.data.readers import Dataset, Images, Member, Pool, class_folders, decode, folder_pool, images_in, joined, set_aside
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)  # constants: nobody's images are measured
 
@@ -18,14 +18,18 @@ def read_member(folder: Path, classes: Sequence[str], side: int) -> tuple[Pool, 
 
     Without test/ the same 20 % of every class are test images.
     """
+
+    def pool(place: Path) -> Pool:
+        known = _known(place, classes)
+        return folder_pool(place, known, side, resize=True, numbers=[list(classes).index(name) for name in known])
+
     inside = [folder / name for name in ("train", "test")]
     if all(part.is_dir() for part in inside):
-        train, test = (folder_pool(part, _known(part, classes), side, resize=True, numbers=_numbers(part, classes)) for part in inside)
-        return train, test
+        return pool(inside[0]), pool(inside[1])
     if any(part.is_dir() for part in inside):
         cure = "Have both, or put the class folders into it directly"
         raise InvalidData(f"{folder} must hold train/ and test/, and has one of them. {cure}", folder=str(folder))
-    return set_aside(folder_pool(folder, _known(folder, classes), side, resize=True, numbers=_numbers(folder, classes)), 0.2, "folder")
+    return set_aside(pool(folder), 0.2, "folder")
 
 
 def read_members(place: Path, image_size: int) -> Dataset:
@@ -36,7 +40,7 @@ def read_members(place: Path, image_size: int) -> Dataset:
         raise InvalidData(f"{what}. Add a folder of images of another class to any of them", folder=str(place))
     pools = [read_member(place / name, classes, image_size) for name in names]
     members = tuple(Member(name, len(train), len(test)) for name, (train, test) in zip(names, pools, strict=True))
-    train, test = (_joined([pair[which] for pair in pools]) for which in (0, 1))
+    train, test = map(joined, zip(*pools, strict=True))
     return Dataset("sites", classes, train, test, MEAN, STD, members)
 
 
@@ -77,11 +81,3 @@ def _known(place: Path, classes: Sequence[str]) -> tuple[str, ...]:
             some = ", ".join(classes[:10])
             raise InvalidData(f"{place} has a class {name!r}, which the federation has not ({some}). Rename or move it", folder=str(place))
     return found
-
-
-def _numbers(place: Path, classes: Sequence[str]) -> list[int]:
-    return [list(classes).index(name) for name in _known(place, classes)]
-
-
-def _joined(pools: Sequence[Pool]) -> Pool:
-    return Pool(np.concatenate([pool.images for pool in pools]), np.concatenate([pool.labels for pool in pools]))

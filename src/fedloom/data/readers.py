@@ -77,8 +77,7 @@ class Source(NamedTuple):
 
 def read_cifar10(place: Path, image_size: int) -> Dataset:
     classes = _cifar_classes(place / "batches.meta", "label_names", 10)
-    batches = [_cifar_pool(place / f"data_batch_{number}", "labels", 10) for number in range(1, 6)]
-    train = Pool(np.concatenate([batch.images for batch in batches]), np.concatenate([batch.labels for batch in batches]))
+    train = joined([_cifar_pool(place / f"data_batch_{number}", "labels", 10) for number in range(1, 6)])
     test = _cifar_pool(place / "test_batch", "labels", 10)
     return Dataset("cifar10", classes, train, test, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
@@ -294,6 +293,10 @@ def read_digits(place: Path, image_size: int) -> Dataset:
     images = np.rint(data.images[:, None] * (255 / 16)).astype(np.uint8)  # values 0..16, (n, 1, 8, 8)
     train, test = set_aside(Pool(images, data.target.astype(np.int64)), 1 / 3, "digits")
     return Dataset("digits", tuple("0123456789"), train, test, (0.3053,), (0.3760,))
+
+
+def joined(pools: Sequence[Pool]) -> Pool:
+    return Pool(np.concatenate([pool.images for pool in pools]), np.concatenate([pool.labels for pool in pools]))
 
 
 def set_aside(pool: Pool, share: float, name: str) -> tuple[Pool, Pool]:

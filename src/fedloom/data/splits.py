@@ -134,11 +134,8 @@ def make_split(
     if settings.test and not disjoint:
         raise InvalidConfig("Under split.rule=plato a client's test images would be others' training images. Set split.test=0", key="split")
     if len(train_labels) < (3 * clients if disjoint else 3) or len(test_labels) < (clients if disjoint else 1):
-        raise InvalidData(
-            f"{clients} clients need at least 3 training images and 1 test image each; "
-            f"there are {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data",
-            clients=clients,
-        )
+        there = f"there are {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data"
+        raise InvalidData(f"{clients} clients need at least 3 training images and 1 test image each; {there}", clients=clients)
     if members:
         owned, tests = (_in_turn([getattr(member, part) for member in members]) for part in ("train", "test"))
     elif settings.test:
@@ -157,12 +154,8 @@ def make_split(
     for which, parts, least in (("training", trains, 2), ("validation", validations, 1), ("test", tests, 1)):
         sizes = np.array([len(part) for part in parts])
         if sizes.min() < least:
-            raise InvalidData(
-                f"Client {sizes.argmin()} of {clients} would have {sizes.min()} {which} images, it needs {least}. "
-                "Lower clients, raise split.alpha or use more data",
-                client=int(sizes.argmin()),
-                part=which,
-            )
+            what = f"Client {sizes.argmin()} of {clients} would have {sizes.min()} {which} images, it needs {least}"
+            raise InvalidData(f"{what}. Lower clients, raise split.alpha or use more data", client=int(sizes.argmin()), part=which)
     return Split(*_flat(trains), *_flat(validations), *_flat(tests), own_tests=settings.test > 0)
 
 
@@ -210,10 +203,8 @@ def _overlapping(
 ) -> tuple[list[Positions], list[Positions]]:
     for name, size, pool in (("size", settings.size, train_labels), ("test_size", settings.test_size, test_labels)):
         if size > len(pool) / 2:
-            raise InvalidData(
-                f"split.{name} is {size}, more than half of the {len(pool)} images there are: clients would hold nearly the same. Lower it",
-                setting=f"split.{name}",
-            )
+            what = f"split.{name} is {size}, more than half of the {len(pool)} images there are"
+            raise InvalidData(f"{what}: clients would hold nearly the same. Lower it", setting=f"split.{name}")
     classes = int(max(train_labels.max(), test_labels.max())) + 1
     trains, tests = [], []
     for client in range(clients):
@@ -249,11 +240,8 @@ class Federation(Private):
         tested = dataset.train if split.own_tests else dataset.test
         for part, pool in (("train", dataset.train), ("validation", dataset.train), ("test", tested)):
             if getattr(split, part).max() >= len(pool):
-                raise InvalidData(
-                    f"The split was made for another data set: its {part} part goes up to image {getattr(split, part).max()}, "
-                    f"{dataset.name} has {len(pool)}",
-                    part=part,
-                )
+                what = f"its {part} part goes up to image {getattr(split, part).max()}, {dataset.name} has {len(pool)}"
+                raise InvalidData(f"The split was made for another data set: {what}", part=part)
         width = max(3, len(str(split.clients - 1)))
         self.dataset = dataset
         self.split = split

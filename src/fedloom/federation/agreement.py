@@ -207,10 +207,7 @@ def _digest(members: Members, settings: Settings) -> str:
     data = replace(settings.data, folder="", server="")
     same = replace(settings, engine="", plugins=(), weights="", components={}, run=RunSettings(), data=data)
     agreed = {key: value for key, value in asdict(members).items() if key != "images" or value}  # older federations have no such key
-    content = {"members": agreed, "settings": asdict(same), "components": components, "plugins": _contents(settings.plugins)}
+    # Plugins are the same if their content is.
+    plugins = [hashlib.sha256(Path(name).read_bytes()).hexdigest() if name.endswith(".py") else name for name in settings.plugins]
+    content = {"members": agreed, "settings": asdict(same), "components": components, "plugins": plugins}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _contents(plugins: tuple[str, ...]) -> list[str]:
-    """Plugins are the same if their content is."""
-    return [hashlib.sha256(Path(name).read_bytes()).hexdigest() if name.endswith(".py") else name for name in plugins]

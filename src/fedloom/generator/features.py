@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import InvalidData
 from fedloom.supernets.foreign.state_dict import read_state, some
 
-CHUNK = 64  # images at a time, to bound memory
+CHUNK = 64  # images at a time, to bound memory; always as many on a GPU, whose library looks for kernels anew at each other number
 CLASSIFIER = ("classifier.", "fc.")  # layers that only training needs: features end before them
 COUNTER = "num_batches_tracked"  # of batch normalisation; only training needs it
 
@@ -60,8 +60,11 @@ class FeatureExtractor:
     def __call__(self, images: Tensor) -> Tensor:
         """images: uint8 (n, 1 or 3, h, w) on any device -> (n, size) float32 on the network's device."""
         device = next(self.network.parameters()).device
-        parts = [self.network.features(chunk.to(device)) for chunk in images.split(CHUNK) if len(chunk)]
-        return torch.cat([torch.empty(0, self.size, device=device), *parts])
+        images = images.to(device)
+        count, gap = len(images), -len(images) % CHUNK if device.type == "cuda" else 0
+        images = torch.cat([images, images.new_zeros(gap, *images.shape[1:])]) if gap else images
+        parts = [self.network.features(chunk) for chunk in images.split(CHUNK) if len(chunk)]
+        return torch.cat([torch.empty(0, self.size, device=device), *parts])[:count]
 
 
 def prepared(images: Tensor, side: int, mean: Sequence[float], std: Sequence[float]) -> Tensor:

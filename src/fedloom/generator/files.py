@@ -75,10 +75,8 @@ def load_generator(
         choices = facts.get("choices")
         theirs = f"{facts.get('space')} with {len(choices) if isinstance(choices, list) else 'no'} genes"
         cure = f"Train one for these genes with `fedloom pretrain {space.name}`; a run can do without one (perfedsde.generator=evolution)"
-        raise InvalidConfig(
-            f"{path} is a generator for {theirs}, but this {space.name} has other genes, choices or another order of choices. {cure}",
-            path=str(path),
-        )
+        what = f"{path} is a generator for {theirs}, but this {space.name} has other genes, choices or another order of choices"
+        raise InvalidConfig(f"{what}. {cure}", path=str(path))
     model = str(facts.get("model", Generator.model))
     if model not in MODELS:
         raise InvalidData(f"{path} holds a generator named {model!r}, which this version does not know. Known: {', '.join(MODELS)}")

@@ -153,11 +153,10 @@ class AnyGenerator(ABC):
         return together(self._draw, [wanted])[0]
 
     def _draw(self, requests: Sequence[Wanted]) -> list[list[Architecture]]:
-        return [self._alone(wanted) for wanted in requests]
-
-    def _alone(self, wanted: Wanted) -> list[Architecture]:
-        gain = self.guide(wanted.task) if wanted.strength else None
-        return self.tokens.architectures(self.draw_choices(wanted.count, wanted.rng, gain, wanted.strength))
+        return [
+            self.tokens.architectures(self.draw_choices(own.count, own.rng, self.guide(own.task) if own.strength else None, own.strength))
+            for own in requests
+        ]
 
     @torch.no_grad()
     def draw_choices(self, count: int, rng: np.random.Generator, gain: Gain | None = None, strength: float = 0.0) -> Choices:

@@ -113,18 +113,14 @@ class Pretraining:
     def __init__(self, space: SearchSpace, settings: PretrainSettings, folder: Path, device: torch.device, progress: Progress) -> None:
         self.space, self.settings, self.folder, self.device, self.progress = space, settings, folder, device, progress
         self.tokens = Tokens(space)
-        fewest = FEWEST_PER_CONDITION * len(settings.proxy.conditions)
+        conditions = len(settings.proxy.conditions)
+        fewest = FEWEST_PER_CONDITION * conditions
         if settings.guided and settings.labels.architectures < fewest:
-            raise InvalidConfig(
-                f"labels.architectures is {settings.labels.architectures}, too few to see {len(settings.proxy.conditions)} conditions. "
-                f"Label at least {fewest}, or name fewer in proxy.conditions",
-                key="labels.architectures",
-            )
+            what = f"labels.architectures is {settings.labels.architectures}, too few to see {conditions} conditions"
+            raise InvalidConfig(f"{what}. Label at least {fewest}, or name fewer in proxy.conditions", key="labels.architectures")
         if settings.guided and (there := len(different_architectures(space, fewest, settings.seed))) < fewest:
-            raise InvalidConfig(
-                f"The space {space.name} has {there} architectures, too few to learn from in {len(settings.proxy.conditions)} conditions: "
-                f"that takes {fewest}. Name fewer in proxy.conditions, or set guided=false"
-            )
+            what = f"The space {space.name} has {there} architectures, too few to learn from in {conditions} conditions"
+            raise InvalidConfig(f"{what}: that takes {fewest}. Name fewer in proxy.conditions, or set guided=false")
         self.seconds: dict[str, float] = {}
 
     # -- stages ------------------------------------------------------------------
@@ -316,7 +312,9 @@ class Pretraining:
         self.progress("quality", 0, 1, "")
         drawn = DRAWN if generator.sampler.startswith("dpm") else DRAWN // 20  # many steps take long
         card |= sampler_quality(generator, self.training_architectures(), settings.seed, drawn)
-        facts = {"card": {**card, "seconds": self._all_seconds(), "device": _device_name(self.device), "data": proxy.name if proxy else ""}}
+        seconds = {stage: round(spent, 1) for stage, spent in self.seconds.items()}
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        facts = {"card": {**card, "seconds": seconds, "device": device, "data": proxy.name if proxy else ""}}
         self.progress("quality", 1, 1, "")
         networks = {"denoiser": settings.denoiser, "predictor": settings.predictor, "paper": settings.paper}
         used = {name: value for name, value in networks.items() if (name == "paper") == isinstance(generator, PaperGenerator)}
@@ -372,9 +370,6 @@ class Pretraining:
         self.seconds[stage] = time.perf_counter() - start
         write_arrays(self.folder / f"{stage}.safetensors", arrays, {**key, "seconds": self.seconds[stage]})
 
-    def _all_seconds(self) -> dict[str, float]:
-        return {stage: round(seconds, 1) for stage, seconds in self.seconds.items()}
-
 
 def _check_finite(stage: str, arrays: Mapping[str, np.ndarray], rate: str) -> None:
     if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -424,7 +419,3 @@ def _padded(tasks: Sequence[Task]) -> np.ndarray:
 def _kept_tasks(arrays: Mapping[str, np.ndarray], wanted: ProxySettings) -> list[Task]:
     rows = zip(arrays["tasks"], arrays["conditions"], strict=True)
     return [Task(classes[classes >= 0].astype(np.int64), wanted.conditions[number]) for classes, number in rows]
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

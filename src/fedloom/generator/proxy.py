@@ -86,10 +86,8 @@ def make_proxy(dataset: Dataset, settings: ProxySettings, device: torch.device) 
     for label in range(classes):
         own = rng("reserved", dataset.name, label).permutation(np.flatnonzero(dataset.train.labels == label))
         if len(own) <= settings.reserved:
-            raise InvalidData(
-                f"{dataset.name} has {len(own)} training images of {dataset.classes[label]!r}: reserve fewer than that, "
-                f"not {settings.reserved} (proxy.reserved)",
-            )
+            what = f"{dataset.name} has {len(own)} training images of {dataset.classes[label]!r}"
+            raise InvalidData(f"{what}: reserve fewer than that, not {settings.reserved} (proxy.reserved)")
         kept.append(own[settings.reserved :])
         scoring.append(torch.cat([train[own[: settings.reserved]], test[np.flatnonzero(dataset.test.labels == label)]]))
     fewest = min(map(len, scoring))

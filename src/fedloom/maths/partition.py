@@ -38,14 +38,9 @@ def by_label(
             held += counts[:, label]
         if held.min() >= minimum:
             return _deal(labels, counts, rng)
-    raise InvalidData(
-        f"No division of {len(labels)} examples among {clients} clients with split.alpha={alpha} gave every client {minimum} examples in "
-        f"{tries} draws. Raise split.alpha, or lower clients or split.minimum",
-        examples=len(labels),
-        clients=clients,
-        alpha=alpha,
-        minimum=minimum,
-    )
+    what = f"No division of {len(labels)} examples among {clients} clients with split.alpha={alpha} gave every client {minimum} examples"
+    cure = "Raise split.alpha, or lower clients or split.minimum"
+    raise InvalidData(f"{what} in {tries} draws. {cure}", examples=len(labels), clients=clients, alpha=alpha, minimum=minimum)
 
 
 def by_client(labels: Integers, clients: int, alpha: float, rng: np.random.Generator) -> list[Positions]:
@@ -210,12 +205,9 @@ def _top_up(counts: Positions, held: Positions, at_least: int) -> None:
                     totals[client] += 1
                     break
             else:
-                raise InvalidData(
-                    f"The {counts.sum()} test examples cannot give each of {len(counts)} clients {at_least} of its own classes. "
-                    "Lower clients, raise split.alpha or use more test examples",
-                    clients=len(counts),
-                    client=int(client),
-                )
+                what = f"The {counts.sum()} test examples cannot give each of {len(counts)} clients {at_least} of its own classes"
+                cure = "Lower clients, raise split.alpha or use more test examples"
+                raise InvalidData(f"{what}. {cure}", clients=len(counts), client=int(client))
 
 
 def _require(examples: int, clients: int, each: int) -> None:
@@ -223,12 +215,8 @@ def _require(examples: int, clients: int, each: int) -> None:
     if clients < 1:
         raise InvalidData(f"A federation needs at least one client, got {clients}", clients=clients)
     if examples < need:
-        raise InvalidData(
-            f"{clients} clients with at least {max(each, 1)} examples each need {need} examples, the pool has {examples}. "
-            "Use fewer clients or more data",
-            examples=examples,
-            clients=clients,
-        )
+        what = f"{clients} clients with at least {max(each, 1)} examples each need {need} examples, the pool has {examples}"
+        raise InvalidData(f"{what}. Use fewer clients or more data", examples=examples, clients=clients)
 
 
 def _require_positive(alpha: float) -> None:

@@ -163,10 +163,8 @@ class Hapfnas(FederatedMethod[HapfnasState]):
     def _images(self) -> ServerImages:
         images = self.tools.server
         if images is None or len(images) < 2:
-            raise InvalidConfig(
-                "hapfnas distils on images that the server holds, and it has none. Set split.server=0.1 (of sites: data.server)",
-                key="split.server",
-            )
+            what = "hapfnas distils on images that the server holds, and it has none"
+            raise InvalidConfig(f"{what}. Set split.server=0.1 (of sites: data.server)", key="split.server")
         return images
 
     def _taught(self, state: HapfnasState, models: Sequence[Arrays], counts: Sequence[float]) -> Arrays:

@@ -36,7 +36,6 @@ from fedloom.maths import policy
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS, FederatedMethod, message
 from fedloom.search import policies
-from fedloom.supernets.base import Weights
 from fedloom.training.peak import MeasuredPeak
 
 
@@ -182,7 +181,8 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         if instruction.action == FINISH:
             model, diary = tools.personalise(site, architecture, received, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)
-        needed = tools.training_memory_mb(architecture, _entries(received), len(site.data.train))
+        entries = sum(tensor.numel() for tensor in received.values())
+        needed = tools.training_memory_mb(architecture, entries, len(site.data.train))
         use, measured = site.hardware.utilisation(needed), self.settings.memory == "measured"
         try:
             if use > 1 and not measured:
@@ -242,7 +242,3 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
 def _mean(latest: Arrays) -> float:
     """Over clients, in an order that does not depend on who came first; 0 without any."""
     return float(np.mean([float(value) for _, value in sorted(latest.items())])) if latest else 0.0
-
-
-def _entries(weights: Weights) -> int:
-    return sum(tensor.numel() for tensor in weights.values())

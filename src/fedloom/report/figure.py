@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from io import BytesIO
 from typing import Any
 
@@ -145,12 +146,8 @@ def page_svg(figure: Figure) -> str:
     for name, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
     body = re.sub(r"\n\s*", "\n", body)
-    label = _attribute(f"{figure.title}. {figure.see}")
+    label = escape(f"{figure.title}. {figure.see}", quote=False).replace('"', "&quot;")
     return f'<svg {size[0]} role="img" aria-label="{label}" preserveAspectRatio="xMidYMid meet">{body}'.rstrip()
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _drawn(figure: Figure, kind: str, titled: bool, **saving: Any) -> bytes:

@@ -41,13 +41,15 @@ def baselines_of(folder: Path, given: Sequence[Path] = ()) -> list[Baseline]:
     beside = sorted(path.parent for path in folder.resolve().parent.glob("*/config.toml"))
     own = folder.resolve()
     places = list(dict.fromkeys(path.resolve() for path in [*given, *beside] if path.resolve() != own))
-    mine = flat_settings(folder)
+    mine, split = flat_settings(folder), split_bytes(folder)
     fitting: dict[str, list[Path]] = {}
     for place in places:
         theirs = _settings_of_neighbour(place)
-        if theirs and theirs.get("method") in BASELINES and theirs["method"] != mine["method"] and _same_split(folder, place, mine, theirs):
+        if not theirs or theirs.get("method") not in BASELINES or theirs["method"] == mine["method"]:
+            continue
+        if theirs.get("seed") == mine.get("seed") and split is not None and split == split_bytes(place):
             fitting.setdefault(theirs["method"], []).append(place)
-    return [_baseline(mine, fitting[method], folder) for method in BASELINES if method in fitting]
+    return [_baseline(mine, fitting[method]) for method in BASELINES if method in fitting]
 
 
 def _settings_of_neighbour(place: Path) -> dict[str, Any] | None:
@@ -59,11 +61,7 @@ def _settings_of_neighbour(place: Path) -> dict[str, Any] | None:
         return None
 
 
-def _same_split(folder: Path, place: Path, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    return mine.get("seed") == theirs.get("seed") and split_bytes(folder) is not None and split_bytes(folder) == split_bytes(place)
-
-
-def _baseline(mine: Mapping[str, Any], places: Sequence[Path], folder: Path) -> Baseline:
+def _baseline(mine: Mapping[str, Any], places: Sequence[Path]) -> Baseline:
     place = places[0]
     result, theirs = read_result(place), flat_settings(place)
     others = {*METHODS, *SPACES, *ENGINES} - {mine["space"]}

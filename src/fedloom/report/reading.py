@@ -57,7 +57,7 @@ def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
         course=course,
         settings=flat_settings(folder),
         environment=result.get("environment", {}),
-        defaults=_defaults(),
+        defaults={key: (tomllib.loads(f"value = {default}")["value"], meaning) for key, default, meaning in config.explain()},
         manifest=reopened.method.uploads if reopened else _manifest_without_data(settings.method),
         space=space,
         holdings=_holdings(reopened) if reopened else None,
@@ -97,11 +97,6 @@ def split_bytes(folder: Path) -> bytes | None:
         return read_plain(folder / "state" / "split.safetensors")
     except OSError:
         return None
-
-
-def _defaults() -> dict[str, tuple[Any, str]]:
-    """key -> default and meaning of every setting there is."""
-    return {key: (tomllib.loads(f"value = {default}")["value"], meaning) for key, default, meaning in config.explain()}
 
 
 def _reopened(folder: Path, trust_plugins: bool) -> tuple[Reopened | None, str]:

@@ -104,14 +104,10 @@ class Bounded(SearchSpace):
     def __init__(self, whole: SearchSpace, limits: tuple[Limit, ...]) -> None:
         self.whole, self.limits, self.name = whole, limits, whole.name
         self._smallest = np.array(whole.named["smallest"].choices)
-        broken = self.broken(whole.named["smallest"])
-        if broken:
-            raise InvalidConfig(
-                f"{broken} is too little for {self.name}: the architecture named smallest needs "
-                f"{broken.needed(whole.named['smallest'])}. "
-                "Raise the budget (0 is no limit), or make the space smaller by the settings in its table",
-                key=f"{broken.table}.{broken.name}",
-            )
+        if broken := self.broken(whole.named["smallest"]):
+            needed = f"the architecture named smallest needs {broken.needed(whole.named['smallest'])}"
+            cure = "Raise the budget (0 is no limit), or make the space smaller by the settings in its table"
+            raise InvalidConfig(f"{broken} is too little for {self.name}: {needed}. {cure}", key=f"{broken.table}.{broken.name}")
 
     # -- the budget ---------------------------------------------------------
     def broken(self, architecture: Architecture) -> Limit | None:
@@ -177,10 +173,8 @@ class Bounded(SearchSpace):
     def find(self, text: str, rng: np.random.Generator) -> Architecture:
         """An architecture by name or id, refused if it does not fit: a network asked for by name is never replaced by another."""
         if text == "random" and any(limit.measured for limit in self.limits):
-            raise InvalidConfig(
-                "A random architecture under budget.latency_ms would be another one after a resume, because latency is measured. "
-                "Choose one by name or id"
-            )
+            what = "A random architecture under budget.latency_ms would be another one after a resume, because latency is measured"
+            raise InvalidConfig(f"{what}. Choose one by name or id")
         return self.sample(rng) if text == "random" else self._asked_for(self.whole.find(text, rng), text)
 
     def from_values(self, values: Sequence[int | str]) -> Architecture:
@@ -189,13 +183,11 @@ class Bounded(SearchSpace):
         return self._asked_for(architecture, architecture.id)
 
     def _asked_for(self, architecture: Architecture, text: str) -> Architecture:
-        broken = self.broken(architecture)
-        if broken:
-            raise InvalidConfig(
-                f"The architecture {text if len(text) <= 60 else text[:60] + '…'} needs {broken.needed(architecture)}, more than {broken}. "
-                "Choose a smaller one (smallest always fits), or raise the budget",
-                key=f"budget.{broken.name}",
-            )
+        if broken := self.broken(architecture):
+            short = text if len(text) <= 60 else f"{text[:60]}…"
+            what = f"The architecture {short} needs {broken.needed(architecture)}, more than {broken}"
+            cure = "Choose a smaller one (smallest always fits), or raise the budget"
+            raise InvalidConfig(f"{what}. {cure}", key=f"budget.{broken.name}")
         return architecture
 
     # -- as the whole space has it -----------------------------------------------

@@ -3,11 +3,13 @@ NASViT) what they are made of, what that costs and how it is drawn."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any, Generic, Protocol, TypeVar
 
-from fedloom.spaces.base import BlockDiagram, Box, Cost, ImageShape, Tally
+from fedloom.core.architecture import Architecture
+from fedloom.spaces.base import BlockDiagram, Box, Cost, ImageShape, SearchSpace, Tally
 
 
 def halved(size: int, stride: int = 2) -> int:
@@ -174,3 +176,21 @@ class Outline(Generic[Kind]):
             box("classes", (self.features, self.image.classes), self.image.classes / full),
         ]
         return BlockDiagram(tuple((title, tuple(boxes)) for title, boxes in rows.items()))
+
+
+class OutlinedSpace(SearchSpace, Generic[Kind]):
+    """A space whose architectures have an outline, which says what they cost and how they are drawn."""
+
+    def __init__(self, settings: Any, image: ImageShape) -> None:
+        super().__init__(settings, image)
+        # One cache per space; outlines are asked for at every training step.
+        self.outline = lru_cache(maxsize=4096)(self.make_outline)
+
+    @abstractmethod
+    def make_outline(self, architecture: Architecture) -> Outline[Kind]: ...
+
+    def cost(self, architecture: Architecture) -> Cost:
+        return self.outline(architecture).cost
+
+    def drawing(self, architecture: Architecture) -> BlockDiagram:
+        return self.outline(architecture).drawing(self.outline(self.named["largest"]).widest)

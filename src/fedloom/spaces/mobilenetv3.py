@@ -7,7 +7,7 @@ size make instances of any scale; the gene list is the same for all of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, BlockDiagram, Cost, Gene, Genes, ImageShape, SearchSpace, round_to_eight
-from fedloom.spaces.convolutions import InvertedBlock, Outline, halved
+from fedloom.spaces.base import SPACES, Gene, Genes, ImageShape, round_to_eight
+from fedloom.spaces.convolutions import InvertedBlock, Outline, OutlinedSpace, halved
 
 KERNELS, EXPANSIONS, DEPTHS = (3, 5, 7), (3, 4, 6), (2, 3, 4)
 STAGES, BLOCKS = 5, 4  # stages, and blocks in the deepest one
@@ -53,15 +53,13 @@ class Block(InvertedBlock):
 
 
 @SPACES.add("mobilenetv3", MobileNetV3Settings, "once-for-all MobileNetV3: 5 stages of 2-4 blocks, kernels 3/5/7, expansions 3/4/6")
-class MobileNetV3(SearchSpace):
+class MobileNetV3(OutlinedSpace[Block]):
     name = "mobilenetv3"
 
     def __init__(self, settings: MobileNetV3Settings, image: ImageShape) -> None:
         if len(settings.strides) != STAGES or not set(settings.strides) <= {1, 2}:
             raise InvalidConfig(f"mobilenetv3.strides must be {STAGES} numbers, each 1 or 2; got {list(settings.strides)}")
-        self.settings, self.image = settings, image
-        # One cache per space; outlines are asked for at every training step.
-        self._outline = lru_cache(maxsize=4096)(self._make_outline)
+        super().__init__(settings, image)
 
     @cached_property
     def genes(self) -> tuple[Gene, ...]:
@@ -96,16 +94,7 @@ class MobileNetV3(SearchSpace):
     def input_sizes(self, genes: Genes) -> list[int]:
         return [self.settings.input_size] * len(genes)
 
-    def outline(self, architecture: Architecture) -> Outline[Block]:
-        return self._outline(architecture)
-
-    def cost(self, architecture: Architecture) -> Cost:
-        return self.outline(architecture).cost
-
-    def drawing(self, architecture: Architecture) -> BlockDiagram:
-        return self.outline(architecture).drawing(self.outline(self.named["largest"]).widest)
-
-    def _make_outline(self, architecture: Architecture) -> Outline[Block]:
+    def make_outline(self, architecture: Architecture) -> Outline[Block]:
         def wide(channels: int) -> int:
             return round_to_eight(channels * self.settings.width)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import ceil
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, BlockDiagram, Box, Cost, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight
-from fedloom.spaces.convolutions import InvertedBlock, Outline, box, halved
+from fedloom.spaces.base import SPACES, Box, Gene, Genes, ImageShape, Tally, round_to_eight
+from fedloom.spaces.convolutions import InvertedBlock, Outline, OutlinedSpace, box, halved
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ AnyBlock = ConvolutionBlock | AttentionBlock
 
 
 @SPACES.add("nasvit", NASViTSettings, "NASViT: 3 convolution and 4 attention stages; widths, depths, kernels, expansions, resolution")
-class NASViT(SearchSpace):
+class NASViT(OutlinedSpace[AnyBlock]):
     name = "nasvit"
 
     def __init__(self, settings: NASViTSettings, image: ImageShape) -> None:
@@ -140,15 +140,12 @@ class NASViT(SearchSpace):
         sides = list(settings.resolutions)
         if len(sides) != 4 or sorted(set(sides)) != sides or sides[0] < 1:
             raise InvalidConfig(f"nasvit.resolutions must be 4 increasing numbers of pixels; got {sides}")
-        self.settings, self.image = settings, image
+        super().__init__(settings, image)
         largest = max(side for stage, side in zip(STAGES, self.sides(sides[-1]), strict=True) if stage.attention)
         if largest > settings.window:
-            raise InvalidConfig(
-                f"nasvit.resolutions up to {sides[-1]} give attention maps of {largest}x{largest}, more than nasvit.window = "
-                f"{settings.window}. Lower them, set a stride of stem or stages to 2, or use nasvit.window={largest}"
-            )
-        # One cache per space; outlines are asked for at every training step.
-        self._outline = lru_cache(maxsize=4096)(self._make_outline)
+            what = f"nasvit.resolutions up to {sides[-1]} give attention maps of {largest}x{largest}"
+            cure = f"Lower them, set a stride of stem or stages to 2, or use nasvit.window={largest}"
+            raise InvalidConfig(f"{what}, more than nasvit.window = {settings.window}. {cure}")
 
     @cached_property
     def genes(self) -> tuple[Gene, ...]:
@@ -192,13 +189,7 @@ class NASViT(SearchSpace):
             sides.append(halved(sides[-1], stride))
         return sides[1:]
 
-    def outline(self, architecture: Architecture) -> Outline[AnyBlock]:
-        return self._outline(architecture)
-
-    def cost(self, architecture: Architecture) -> Cost:
-        return self.outline(architecture).cost
-
-    def _make_outline(self, architecture: Architecture) -> Outline[AnyBlock]:
+    def make_outline(self, architecture: Architecture) -> Outline[AnyBlock]:
         values = [gene.values[choice] for gene, choice in zip(self.genes, architecture.choices, strict=True)]
         stem, *widths, features = (self.wide(width) for width in values[WIDTHS])
         blocks: list[AnyBlock] = []
@@ -226,9 +217,6 @@ class NASViT(SearchSpace):
             features=features,
             final_size=size,
         )
-
-    def drawing(self, architecture: Architecture) -> BlockDiagram:
-        return self.outline(architecture).drawing(self.outline(self.named["largest"]).widest)
 
     # -- as the public implementation counts -------------------------------------
     def as_published(self, architecture: Architecture) -> tuple[int, int]:

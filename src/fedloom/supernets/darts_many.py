@@ -268,7 +268,7 @@ class Walk:
                 inputs[at + some.start : at + some.stop] = self._call(part, x[some], {name: weight[some] for name, weight in own.items()})
             at += len(x)
         del before, last, x
-        banks = self._banks(plan)
+        banks = {number: self._bank(plan, alike(self.plan.space)[number]) for number in {call.alike for call in plan.calls}}
         for step in plan.steps:
             if isinstance(step, Sum):
                 self._add(rows, step)
@@ -313,11 +313,8 @@ class Walk:
     def _chosen(self, weight: Tensor, clients: Rows) -> Tensor:
         return weight.expand(len(clients), *weight.shape[1:]) if len(weight) == 1 else weight[self._index(clients)]
 
-    def _banks(self, plan: CellPlan) -> dict[int, dict[str, Tensor]]:
-        """For calls of a cell the weights of all their edges, (operations * edges * clients, …), by their names inside an operation."""
-        return {number: self._bank(plan, alike(self.plan.space)[number]) for number in {call.alike for call in plan.calls}}
-
     def _bank(self, plan: CellPlan, names: Sequence[str]) -> dict[str, Tensor]:
+        """For calls of a cell the weights of all their edges, (operations * edges * clients, …), by their names inside an operation."""
         parts = [plan.cell.operations[number] for number in range(len(EDGES))]
         found: dict[str, Tensor] = {}
         for layer in parts[0][names[-1]].layers:

@@ -61,7 +61,8 @@ class NASViTSupernet(Chain[NASViT]):
 
     def masked(self, images: Tensor, weights: Weights, genes: Tensor, statistics: Statistics | None = None) -> Tensor:
         space = self.space
-        outline = space.outline(self._largest_at(images.shape[-1]))
+        resolution = space.settings.resolutions.index(images.shape[-1])
+        outline = space.outline(replace(space.named["largest"], choices=(resolution, *space.named["largest"].choices[1:])))
         widths = [pick([space.wide(width) for width in gene.values], genes[1 + n]) for n, gene in enumerate(space.genes[WIDTHS])]
 
         def run(x: Tensor, block: AnyBlock) -> Tensor:
@@ -86,10 +87,6 @@ class NASViTSupernet(Chain[NASViT]):
     def network(self, architecture: Architecture) -> nn.Module:
         outline = self.space.outline(architecture)
         return PlainNetwork(outline, plain_block, "silu", outline.input_size)
-
-    def _largest_at(self, resolution: int) -> Architecture:
-        largest = self.space.named["largest"]
-        return replace(largest, choices=(self.space.settings.resolutions.index(resolution), *largest.choices[1:]))
 
 
 # -- layers -------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import CLOSE, InPrecision, images_of, mask, masks, measured, weights_of
-from fedloom.testing.spaces import Given, needs_masks
+from fedloom.testing.spaces import Given, each, needs_masks
 from fedloom.training import scoring
 from fedloom.training.local import Draw, Trainer, beside, one_of
 from fedloom.training.pixels import Pixels
@@ -56,13 +56,8 @@ def executions(supernet: Supernet[Any]) -> list[TrainingSettings]:
 class ExecutionContract(Given):
     """Training and scoring in both executions, and everything that must agree on random architectures."""
 
-    @pytest.fixture(params=["archive", "fair", "taught"])
-    def kind(self, request: pytest.FixtureRequest) -> Any:
-        return request.param
-
-    @pytest.fixture(params=[12])
-    def count(self, request: pytest.FixtureRequest) -> Any:
-        return request.param
+    kind = each(["archive", "fair", "taught"])
+    count = each([12])
 
     @needs_masks
     def test_training(self, supernet: Supernet[Any], kind: str) -> None:

@@ -45,6 +45,11 @@ def instances(name: str, image: ImageShape) -> Iterator[tuple[str, Instance]]:
         yield f"{name} {value}".strip(), Instance(SPACES[name], SUPERNETS[name], settings, image)
 
 
+def each(values: Sequence[Any], ids: Any = None) -> Any:
+    """A fixture that takes these values in turn."""
+    return pytest.fixture(params=values, ids=ids)(lambda self, request: request.param)
+
+
 def supernets(cases: Sequence[Any]) -> Any:
     """The fixture of these contracts; a case is an Instance."""
 

@@ -21,7 +21,7 @@ from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.testing.executions import MASKED, SLICED, draws_of, examples_of
 from fedloom.testing.nets import InPrecision, masks, weights_of
-from fedloom.testing.spaces import Given, needs_masks
+from fedloom.testing.spaces import Given, each, needs_masks
 from fedloom.training.local import NetworkJob, SupernetJob, Trained, Trainer
 from fedloom.training.scoring import Measured, NetworkRequest, Scorer
 
@@ -53,13 +53,8 @@ def check_moved(stacked: Trained, alone: Trained, start: Named) -> None:
 class StackContract(Given):
     """``execution=masked`` stacks also on a CPU, which ``auto`` does on a GPU only."""
 
-    @pytest.fixture(params=[torch.float64, torch.float32], ids=str)
-    def precision(self, request: pytest.FixtureRequest) -> Any:
-        return request.param
-
-    @pytest.fixture(params=["one", "different"])
-    def stacked_kind(self, request: pytest.FixtureRequest) -> Any:
-        return request.param
+    precision = each([torch.float64, torch.float32], ids=str)
+    stacked_kind = each(["one", "different"])
 
     def test_networks_train_in_a_stack_as_alone(self, supernet: Supernet[Any], stacked_kind: str, precision: torch.dtype) -> None:
         """Of one architecture, and of different ones, with batches and numbers of steps of their own."""

@@ -6,22 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from fedloom.core.seeds import rng
 from fedloom.search.base import Fit, Numbers
+from fedloom.testing.spaces import each
 
 POPULATIONS = 100
 
 
 def surrogates(cases: Sequence[Any]) -> Any:
     """The fixture of a SurrogateContract; a case is a function that fits."""
-
-    @pytest.fixture(params=cases)
-    def fit(self: Any, request: pytest.FixtureRequest) -> Any:
-        return request.param
-
-    return fit
+    return each(cases)
 
 
 def populations() -> Iterator[tuple[Numbers, Numbers]]:

@@ -11,13 +11,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fedloom.core.errors import ConnectionRefused, one_line, printable
 from fedloom.federation.wire.flower import CHUNK, OUTER, as_record, joined, more_than, need_flower
 
 HEARTBEAT = 10.0  # seconds; after two without one the server takes the site for gone, and only then lets it in again
+
+WHY = {  # by the server's status
+    413: "The server refused the report: it is larger than the federation accepts",
+    429: "The server refused the report: this site has sent too much since it was asked",
+    401: "The server does not accept this site's signature: the clocks differ (this site's may be at most 5 seconds ahead)",
+    403: "The server does not know this site's key. Its operator must put the public key among the federation's",
+    412: "The server refused this site: it is connected already (after a crash: for about 20 seconds)",
+}
 
 
 class Connection:
@@ -108,7 +115,8 @@ class Connection:
         try:
             return call(request)
         except httpx.HTTPStatusError as error:
-            raise ConnectionRefused(_why(error.response.status_code), status=error.response.status_code) from error
+            status = error.response.status_code
+            raise ConnectionRefused(WHY.get(status, f"The server refused a request, with status {status}"), status=status) from error
         except (httpx.HTTPError, OSError) as error:
             untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
             foreign = "its certificate is not signed by the authority this site trusts, or is for another name"
@@ -143,7 +151,7 @@ class Connection:
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -169,17 +177,3 @@ def _bound(response: Any) -> None:
     if "content-encoding" in response.headers:
         raise ValueError("it is compressed, and may be of any size")
     response.stream = Bounded()
-
-
-def _why(status: int) -> str:
-    if status == 413:
-        return "The server refused the report: it is larger than the federation accepts"
-    if status == 429:
-        return "The server refused the report: this site has sent too much since it was asked"
-    if status == 401:
-        return "The server does not accept this site's signature: the clocks differ (this site's may be at most 5 seconds ahead)"
-    if status == 403:
-        return "The server does not know this site's key. Its operator must put the public key among the federation's"
-    if status == 412:
-        return "The server refused this site: it is connected already (after a crash: for about 20 seconds)"
-    return f"The server refused a request, with status {status}"

@@ -54,10 +54,8 @@ SAMPLING_ONLY = ("sampling_steps", "strength")  # nor training at all
 def checked(settings: PaperSettings) -> PaperSettings:
     """Refused where the numbers do not fit together."""
     if settings.width % 2 or settings.width % settings.heads or settings.graph_width % 2:
-        raise InvalidConfig(
-            f"paper.width must be even and a multiple of paper.heads, and paper.graph_width even; "
-            f"got {settings.width}, {settings.heads} and {settings.graph_width}"
-        )
+        got = f"{settings.width}, {settings.heads} and {settings.graph_width}"
+        raise InvalidConfig(f"paper.width must be even and a multiple of paper.heads, and paper.graph_width even; got {got}")
     if not 0 < settings.sigma_min < settings.sigma_max:
         raise InvalidConfig(f"paper.sigma_min must be above 0 and below paper.sigma_max; got {settings.sigma_min} and {settings.sigma_max}")
     return settings

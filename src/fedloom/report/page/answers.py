@@ -168,7 +168,7 @@ def help_table(run: RunView, baselines: Sequence[Baseline]) -> tuple[tuple[str, 
 
 
 def baseline_remarks(run: RunView, baselines: Sequence[Baseline]) -> Html:
-    remarks = []
+    remarks, place = [], run.folder.rstrip("/")
     for baseline in baselines:
         said = f"{baseline.method} is the run in {plain(baseline.folder, 200)}."
         if baseline.others:
@@ -179,10 +179,6 @@ def baseline_remarks(run: RunView, baselines: Sequence[Baseline]) -> Html:
     lacking = [method for method in BASELINES if method != run.method and method not in {baseline.method for baseline in baselines}]
     for method in lacking:
         why = f"There is no finished run of {method} on the same split and seed beside this one. "
-        remarks.append(missing(f"{why}Make it with `{how_to_get(run, method)}`, then report again.", "li"))
+        make = f"fedloom run {place}/config.toml method={method} run.folder={place}-{method}"
+        remarks.append(missing(f"{why}Make it with `{make}`, then report again.", "li"))
     return tag("ul", *remarks, class_="remarks") if remarks else joined()
-
-
-def how_to_get(run: RunView, method: str) -> str:
-    place = run.folder.rstrip("/")
-    return f"fedloom run {place}/config.toml method={method} run.folder={place}-{method}"

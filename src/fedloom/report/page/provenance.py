@@ -10,6 +10,10 @@ from fedloom.report.page.html import Html, code, tag
 from fedloom.report.view import RunView
 from fedloom.report.words import plain
 
+PROTOCOLS = {
+    "paper": "paper: models are selected on test data, as the papers did, so accuracies are optimistic",
+    "clean": "clean: validation data select, test data report",
+}
 COMMON = ("data", "split", "training", "budget", "hardware", "run")
 
 
@@ -19,7 +23,7 @@ def provenance_blocks(run: RunView) -> list[Html]:
         ("method", run.method),
         ("search space", run.space_name),
         ("data set", run.dataset),
-        ("protocol", _protocol(run)),
+        ("protocol", PROTOCOLS.get(run.protocol, PROTOCOLS["clean"])),
         ("seed", run.seed),
         ("clients", f"{run.client_count}, {run.participants} in a round"),
         ("state", run.spoken_state),
@@ -60,9 +64,3 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(shown, value)) or "none"
     return plain(value, 200) or "none"
-
-
-def _protocol(run: RunView) -> str:
-    if run.protocol == "paper":
-        return "paper: models are selected on test data, as the papers did, so accuracies are optimistic"
-    return "clean: validation data select, test data report"
