@@ -26,6 +26,7 @@ NAVIGATION = {
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
     "Explain": [
         "explain/architecture",
+        "explain/personal",
         "explain/numbers",
         "explain/generator",
         "explain/generator-numbers",

@@ -162,6 +162,9 @@ def _check_names(settings: Settings) -> None:
     ENGINES[settings.engine]
     if settings.participants > settings.clients:
         raise InvalidConfig(f"participants is {settings.participants}, but the federation has only {settings.clients} clients")
+    if settings.training.rejoin and settings.protocol == "paper":
+        what = "training.rejoin trains on the images that selected, and under protocol=paper these are the test images"
+        raise InvalidConfig(f"{what}. Set protocol=clean, or training.rejoin=false", key="training.rejoin")
     method.check_tiers(settings.components[settings.method], len(tiers(settings.hardware)))
 
 

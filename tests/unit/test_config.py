@@ -155,6 +155,13 @@ def test_an_override_below_a_single_setting_of_the_file(tmp_path: Path) -> None:
     assert "rounds is a single setting, not a table" in str(refused("rounds.more=3", source=source))
 
 
+def test_what_is_tested_is_never_trained_on() -> None:
+    """Under protocol=paper test images select, so what selected cannot be trained on as well."""
+    with pytest.raises(InvalidConfig, match=r"training.rejoin .* these are the test images. Set protocol=clean, or training.rejoin=false"):
+        load(None, ["training.rejoin=true", "protocol=paper"])
+    assert load(None, ["training.rejoin=true"]).training.rejoin
+
+
 def test_participants_may_be_all_clients() -> None:
     assert load(None, ["participants=8"]).participants == 8
 

@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest
-from fedloom.core.client_site import ClientSite
+from fedloom.core.client_site import ClientSite, Examples
 from fedloom.core.messages import FINISH, Instruction, Report
 from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
+from fedloom.training.local import Trained
 from fedloom.training.recipe import falling
 from fedloom.training.tools import Tools
 
@@ -66,7 +67,11 @@ class Local(Method[LocalState]):
         architecture = Architecture.parse(str(instruction.facts["architecture"]))
         plain = tools.tensors(tools.initial_network(seed, architecture))
         rates = [falling(tools.training.rate, e / self.settings.epochs, tools.training.schedule) for e in range(self.settings.epochs)]
+
+        def train(examples: Examples) -> Trained:
+            return tools.trainer.train_network(plain, architecture, examples, rates, rng(instruction.seed, "train"))
+
         with site.clock("train"):
-            trained = tools.trainer.train_network(plain, architecture, site.data.train, rates, rng(instruction.seed, "train"))
-        model, diary = tools.keep(site, architecture, trained.weights, trained.macs)
+            trained = train(site.data.train)
+        model, diary = tools.keep(site, architecture, trained.weights, trained.macs, again=train)
         return Answer(Report(instruction.client, instruction.round), diary=diary, model=model)

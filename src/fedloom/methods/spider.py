@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
-from fedloom.core.client_site import ClientMemory, ClientSite, Diary, Examples
+from fedloom.core.client_site import ClientMemory, ClientSite, Diary
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
@@ -130,7 +130,7 @@ class Spider(AveragingMethod[SpiderState]):
         """Once the search is over, validation images join."""
         settings, train, validation = self.settings, site.data.train, site.data.validation
         if settings.join_validation and self._over(own.kept) and self.tools.protocol == "clean":
-            train = Examples(torch.cat([train.images, validation.images]), torch.cat([train.labels, validation.labels]))
+            train = self.tools.joined(site)
         both = TwoSupernets(self.mixtures, settings.sharing, settings.clip, settings.milenas_rate, settings.milenas_weight)
         rates = self.tools.rates(instruction.round, self.tools.training.epochs)
         draws = rng(instruction.seed, "train"), rng(instruction.seed, "validation")

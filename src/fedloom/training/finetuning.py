@@ -74,7 +74,7 @@ class Finetuning:
     def choose(self, finalists: Sequence[Finalist], train: Examples, selecting: Examples, seed: int) -> Choice:
         """Tune every finalist at every rate, all of them together, then choose: a rate for each finalist, then a finalist. The first
         finalist is the prior."""
-        jobs = [self._job(finalist, rate, train, seed) for finalist in finalists for rate in self.rates]
+        jobs = [self.job(finalist, rate, train, seed) for finalist in finalists for rate in self.rates]
         trained = self.trainer.train_networks(jobs)
         by_rate = len(self.rates)
         made: list[tuple[int, float, Weights]] = []
@@ -100,7 +100,8 @@ class Finetuning:
             return candidates[kept([one.losses for one in candidates], self.settings.evidence, first)]
         return min(candidates, key=lambda one: one.score.rank)
 
-    def _job(self, finalist: Finalist, rate: float, examples: Examples, seed: int) -> NetworkJob:
+    def job(self, finalist: Finalist, rate: float, examples: Examples, seed: int) -> NetworkJob:
+        """Fine-tuning that starts at this rate."""
         epochs = self.settings.finetune_epochs
         rates = [falling(rate, epoch / epochs, "cosine") for epoch in range(epochs)]
         return NetworkJob(finalist.plain, finalist.architecture, examples, rates, rng(seed, "finetune"))

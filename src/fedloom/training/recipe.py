@@ -35,6 +35,9 @@ class TrainingSettings:
     evidence: float = setting(
         1.0, "choice=evidence: clearly lower is by more than this many standard errors of the paired loss differences per image", low=0
     )
+    rejoin: bool = setting(
+        False, "train what was chosen once more, from the same start, on training and validation images together; test that network"
+    )
     execution: str = setting(
         "auto",
         "how networks run: sliced, masked (static shapes), auto: the faster; reference: sliced, one at a time, nothing reused",

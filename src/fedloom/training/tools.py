@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData, ClientSite, Diary, Examples, PersonalModel
-from fedloom.core.errors import BadReport, ClientFailed
+from fedloom.core.errors import BadReport, ClientFailed, InvalidData
 from fedloom.core.messages import Array, Arrays, frozen
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.server_site import ServerImages
@@ -22,7 +22,7 @@ from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.finetuning import Finalist, Finetuning
-from fedloom.training.local import Trainer
+from fedloom.training.local import Trained, Trainer
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, falling
@@ -150,39 +150,80 @@ class Tools:
         others: further finalists, tuned and compared likewise. The network comes first: by evidence, a client leaves it only for one
         that is clearly better. What became of the finalists is then in the diary's notes.
         """
-        data, finalists = site.data, [Finalist(architecture, plain), *others]
+        finetuning, finalists = self.finetuning, [Finalist(architecture, plain), *others]
         with site.clock("finetune"):
-            choice = self.finetuning.choose(finalists, data.train, self.selecting(data), seed)
-        model, diary = self.keep(site, finalists[choice.winner.finalist].architecture, choice.winner.weights, choice.macs)
-        peak = max(self._peak_mb(site, finalist) for finalist in finalists)
+            choice = finetuning.choose(finalists, site.data.train, self.selecting(site.data), seed)
+        chosen, rate = finalists[choice.winner.finalist], choice.winner.rate
+
+        def again(examples: Examples) -> Trained:
+            return self.trainer.train_networks([finetuning.job(chosen, rate, examples, seed)])[0]
+
+        model, diary = self.keep(site, chosen.architecture, choice.winner.weights, choice.macs, again if rate else None)
+        peak = max(diary.peak_memory_mb, *(self._peak_mb(finalist, site.data.train) for finalist in finalists))
         noted = len(finalists) > 1 or self.training.choice != "accuracy"
         return model, replace(diary, peak_memory_mb=peak, notes=choice.notes if noted else {})
 
-    def keep(self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int) -> tuple[PersonalModel, Diary]:
-        """A trained network as the client's personal model, with its accuracies."""
+    def keep(
+        self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int, again: Callable[[Examples], Trained] | None = None
+    ) -> tuple[PersonalModel, Diary]:
+        """A trained network as the client's personal model, with its accuracies.
+
+        again: trains it anew, from where its training began, on other examples. ``training.rejoin`` needs it; nothing for a network
+        that was not trained on the client's data.
+        """
+        self._check_finite(site, plain)
+        if not (self.training.rejoin and again):
+            return self._kept(site, architecture, plain, macs, site.data.train)
+        if not len(site.data.validation):
+            what = f"{site.name} has no validation images, which training.rejoin adds to training"
+            raise InvalidData(f"{what}. Raise split.validation, or set training.rejoin=false", client=site.name)
+        joined = self.joined(site)
+        with site.clock("test"):  # by a network that has not seen these images
+            (measured,) = self.scorer.score_networks([NetworkRequest(plain, architecture, site.data.train, (site.data.validation,))])
+        with site.clock("rejoin"):
+            trained = again(joined)
+        self._check_finite(site, trained.weights)
+        model, diary = self._kept(site, architecture, trained.weights, macs + trained.macs, joined)
+        return model, replace(diary, validation_accuracy=measured.scores[0].accuracy)
+
+    @staticmethod
+    def joined(site: ClientSite) -> Examples:
+        """A client's training and validation images together."""
+        train, validation = site.data.train, site.data.validation
+        return Examples(torch.cat([train.images, validation.images]), torch.cat([train.labels, validation.labels]))
+
+    @staticmethod
+    def _check_finite(site: ClientSite, plain: Weights) -> None:
         if not all(bool(tensor.isfinite().all()) for tensor in plain.values()):
             raise ClientFailed(f"{site.name}: training diverged. Lower training.rate", client=site.name)
-        diary, statistics = self.test(site, architecture, plain, macs)
+
+    def _kept(
+        self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int, train: Examples
+    ) -> tuple[PersonalModel, Diary]:
+        diary, statistics = self.test(site, architecture, plain, macs, train)
         arrays = self.arrays(plain)
         for name, (mean, variance) in statistics.items():
             arrays |= self.arrays({f"{name}.running_mean": mean, f"{name}.running_var": variance})
         return PersonalModel(architecture.id, arrays), diary
 
-    def test(self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int) -> tuple[Diary, Statistics]:
-        """What a network achieves at its client, for the client's diary, and the statistics it was tested with."""
-        data = site.data
+    def test(
+        self, site: ClientSite, architecture: Architecture, plain: Weights, macs: int, train: Examples | None = None
+    ) -> tuple[Diary, Statistics]:
+        """What a network achieves at its client, for the client's diary, and the statistics it was tested with. train: what it was
+        trained on, and measures its statistics; default: the client's training images."""
+        data, train = site.data, train or site.data.train
         with site.clock("test"):
-            (measured,) = self.scorer.score_networks([NetworkRequest(plain, architecture, data.train, (data.validation, data.test))])
+            (measured,) = self.scorer.score_networks([NetworkRequest(plain, architecture, train, (data.validation, data.test))])
             validation, test = measured.scores
         diary = Diary(
             architecture=architecture.id,
             validation_accuracy=validation.accuracy,
             test_accuracy=test.accuracy,
             trained_macs=macs,
-            peak_memory_mb=self._peak_mb(site, Finalist(architecture, plain)),
+            peak_memory_mb=self._peak_mb(Finalist(architecture, plain), train),
         )
         return diary, measured.statistics
 
-    def _peak_mb(self, site: ClientSite, network: Finalist) -> float:
+    def _peak_mb(self, network: Finalist, train: Examples) -> float:
         stored = sum(tensor.numel() for tensor in network.plain.values())
-        return self.training_memory_mb(network.architecture, stored, len(site.data.train))
+        return self.training_memory_mb(network.architecture, stored, len(train))

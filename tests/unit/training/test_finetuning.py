@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from fedloom.core.client_site import ClientData, ClientSite, Examples, PersonalModel
+from fedloom.core.errors import InvalidData
 from fedloom.spaces.base import ImageShape
 from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
+from fedloom.supernets.base import Weights
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
 from fedloom.testing.executions import PIXELS
 from fedloom.testing.nets import CLOSE, weights_of
@@ -46,8 +48,12 @@ def fresh(name: str = "smallest") -> Finalist:
     return Finalist(SPACE.named[name], SUPERNET.plain(SUPERNET.initial(0), SPACE.named[name]))
 
 
+def is_same(model: PersonalModel, weights: Weights) -> bool:
+    return all(np.array_equal(model.arrays[name], tensor.numpy()) for name, tensor in weights.items())
+
+
 def is_untuned(model: PersonalModel, network: Finalist) -> bool:
-    return all(np.array_equal(model.arrays[name], tensor.numpy()) for name, tensor in network.plain.items())
+    return is_same(model, network.plain)
 
 
 # -- the choice of a rate ----------------------------------------------------------
@@ -133,6 +139,51 @@ def test_everything_trains_in_one_call_and_is_scored_in_one(monkeypatch: pytest.
         monkeypatch.setattr(owner, name, lambda some, asked=asked: (calls.append(len(some)), asked(some))[1])
     tools.personalise(site_of(), *fresh(), seed=0, others=[fresh("medium")])
     assert calls == [4, 6, 1]  # tuned, scored with the untuned ones, tested
+
+
+# -- validation images join ----------------------------------------------------------
+@pytest.mark.parametrize("choice", ["accuracy", "evidence"])
+def test_what_was_chosen_is_trained_once_more_on_all_images(choice: str) -> None:
+    site, other, tools = site_of(), fresh("medium"), tools_of(rejoin=True, choice=choice, finetune_rates=(USELESS, USEFUL))
+    before, honest = tools_of(choice=choice, finetune_rates=(USELESS, USEFUL)).personalise(site_of(), *fresh(), seed=3, others=[other])
+    model, diary = tools.personalise(site, *fresh(), seed=3, others=[other])
+    start = [fresh(), other][int(honest.notes["finalist"])]
+    both = tools.joined(site)
+    assert (
+        len(both) == 40 + 24
+        and torch.equal(both.images[40:], site.data.validation.images)
+        and torch.equal(both.labels[:40], site.data.train.labels)
+    )
+    expected = tools.trainer.train_networks([tools.finetuning.job(start, USEFUL, both, 3)])[0]
+    assert model.architecture == before.architecture == start.architecture.id and is_same(model, expected.weights)
+    statistics = tools.scorer.calibrate(expected.weights, start.architecture, both)
+    assert all(np.array_equal(model.arrays[f"{name}.running_mean"], mean.numpy()) for name, (mean, _) in statistics.items())
+    assert diary.test_accuracy == tools.scorer.score_network(expected.weights, start.architecture, statistics, site.data.test).accuracy
+    assert diary.validation_accuracy == honest.validation_accuracy and diary.notes == honest.notes
+    assert diary.trained_macs == honest.trained_macs + expected.macs and "rejoin" in site.clock.seconds
+
+
+def test_the_stated_validation_accuracy_is_of_a_network_that_did_not_see_these_images() -> None:
+    """Labels that nothing but learning them by heart can say."""
+    data = site_of().data
+    shuffled = replace(data.validation, labels=data.validation.labels.roll(1))
+    site = ClientSite("client-0", replace(data, validation=shuffled, test=shuffled))
+    tools = tools_of(rejoin=True, finetune_rates=(USEFUL,), finetune_epochs=15, evidence=1e9, label_smoothing=0.0)
+    _, diary = tools.personalise(site, *fresh(), seed=0)
+    assert diary.validation_accuracy is not None and diary.test_accuracy is not None
+    assert diary.validation_accuracy < 0.2 < 0.4 < diary.test_accuracy
+
+
+def test_an_untuned_network_is_not_trained_again() -> None:
+    site, tools = site_of(), tools_of(rejoin=True, finetune_rates=(RUINOUS,))
+    model, diary = tools.personalise(site, *fresh(), seed=0)
+    assert is_untuned(model, fresh()) and "rejoin" not in site.clock.seconds
+    assert diary.trained_macs == tools_of(finetune_rates=(RUINOUS,)).personalise(site_of(), *fresh(), seed=0)[1].trained_macs
+
+
+def test_a_client_without_validation_images_is_refused() -> None:
+    with pytest.raises(InvalidData, match=r"client-0 has no validation images.*set training.rejoin=false"):
+        tools_of(rejoin=True).personalise(site_of(validation=0), *fresh(), seed=0)
 
 
 # -- the loss of each image ----------------------------------------------------------
