@@ -227,8 +227,9 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         draws = [rng(instruction.seed, "iteration", iteration) for iteration in range(settings.iterations)]
         members = known = standing(space, site.memory)
         candidates = self._candidates(instruction, site) if training or not known else None
-        if not known:
-            members = self._score(site, weights, inherited(space, site.memory) or self._first_population(instruction), "rescore")
+        if not known:  # scores for the surrogate; a memory without scores may have an architecture twice
+            first = dict.fromkeys(inherited(space, site.memory) or self._first_population(instruction))
+            members = self._score(site, weights, [*first], "rescore")
         offspring = candidates.choose(members, draws[0]) if candidates else []
         if training:
             for rate, draw in zip(self._rates(instruction), draws, strict=True):
