@@ -6,6 +6,12 @@ train the supernet for one epoch on an archive of its best architectures, score 
 update, which entries it trained and the number of examples leave; architectures and scores do not. The update and its coverage do
 show the outline of the archive to the server.
 
+Searched like this, a subnet shares its weights with many others, is compared by scores of different ages and chosen by luck on few
+images. A second course, beside the published one, repairs this. An ``anchor`` is trained on the labels in every step and teaches the
+drawn subnet (in-place distillation, Yu et al., ECCV 2020); it trains alone at first (``warmup``), then candidates move away from it
+(``distance``). All who are compared are scored with the same weights (``same_weights``), and at the end the anchor and ``finalists``
+are tuned before one of them is chosen.
+
 Deviations and decisions: scores come from validation data (``protocol = paper`` uses test data as the paper did); the candidates of
 all iterations are drawn in one batch, which changes nothing, because neither the generator nor the client's data do; parents are
 drawn uniformly from the population; Eq. 5 is ``averaging = coverage``; normalisation statistics are measured at each client, never
@@ -38,10 +44,14 @@ from fedloom.maths.samplers import SAMPLERS
 from fedloom.methods.base import METHODS, AveragingMethod
 from fedloom.search.base import SURROGATES
 from fedloom.search.candidates import Candidates, drawn_beside
+from fedloom.search.near import Near, grown
+from fedloom.search.standings import CRITERIA, in_order, inherited, memory_of, relative, running, standing
 from fedloom.supernets.base import Weights
-from fedloom.training.local import one_of
+from fedloom.training.epochs import Epochs
+from fedloom.training.finetuning import Finalist
+from fedloom.training.local import Draw, beside, one_of
 from fedloom.training.racing import race
-from fedloom.training.scoring import Request, Scored, best_first
+from fedloom.training.scoring import Request, Scored
 
 NONE: dict[str, Any] = {"none": None}
 
@@ -73,8 +83,27 @@ class PerFedSDESettings:
     archive_size: int = setting(10, "architectures in the archive, the best of the population", low=1)
     sampling: str = setting(
         "archive",
-        "what a step trains: one of the archive, or random subnets that together use every choice (FairNAS)",
-        choices=("archive", "fair"),
+        "what a step trains: one of the archive, random subnets that together use every choice (FairNAS), or a random one near the anchor",
+        choices=("archive", "fair", "near"),
+    )
+    anchor: str = setting("", "a network that every step trains and that teaches the others: smallest, medium, largest, an id; empty: none")
+    warmup: float = setting(0.0, "share of the rounds in which the anchor trains alone and nothing is searched", low=0, high=1)
+    distance: float = setting(
+        1.0,
+        "probability that a candidate's gene may differ from the anchor's; grows to this from warm-up to the last round; 1: as drawn",
+        low=0,
+        high=1,
+    )
+    same_weights: bool = setting(
+        False, "train all epochs first, then score population and offspring once, with the same weights; false: as they come"
+    )
+    criterion: str = setting("accuracy", "what orders architectures on validation data", choices=CRITERIA)
+    renewal: float = setting(
+        1.0, "same_weights: share of the newest score in an architecture's mean over participations; 1: only the newest", low=0.01, high=1
+    )
+    restarts: bool = setting(True, "momentum starts at zero in every iteration; false: once a participation")
+    finalists: int = setting(
+        0, "architectures that are fine-tuned at the end and compared with the anchor, or with the best; 0: only the best is tuned", low=0
     )
     racing: float = setting(
         1.0,
@@ -95,6 +124,21 @@ class PerFedSDEState:
     round: int
     seed: int
     weights: Arrays
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search left: a population, best first; how many were scored; where candidates came from; and what to remember."""
+
+    population: list[Scored]
+    scored: int
+    candidates: Candidates | None
+    memory: ClientMemory
+
+    @property
+    def scores(self) -> dict[str, float]:
+        accuracies = [member.score.accuracy for member in self.population]
+        return {"best_score": accuracies[0], "median_score": median(accuracies)} if accuracies else {}
 
 
 @METHODS.add("perfedsde", PerFedSDESettings, "PerFedSDE-NAS: each client searches its own architecture; only the supernet's update leaves")
@@ -121,81 +165,147 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         if -1 < self.settings.guidance < 0:
             what = f"perfedsde.guidance is {self.settings.guidance:g}. It is 0 or more, or -1 for the model's own"
             raise InvalidConfig(what, key="perfedsde.guidance")
+        self._check()
         if self.settings.generator == "diffusion":
             _ = self._generator  # a missing or foreign file shows before the first round
         return PerFedSDEState(0, seed, frozen(self.tools.initial_supernet(seed)))
+
+    def _check(self) -> None:
+        """Refuses settings that do not go together."""
+        own = self.settings
+        if not own.anchor:
+            for name, value, without in (("warmup", own.warmup, 0), ("distance", own.distance, 1), ("sampling", own.sampling == "near", 0)):
+                if value != without:
+                    what = f"perfedsde.{name} speaks of an anchor, and there is none. Set perfedsde.anchor, for example to medium"
+                    raise InvalidConfig(what, key=f"perfedsde.{name}")
+        if own.racing < 1 and (own.same_weights or own.criterion != "accuracy"):
+            what = "perfedsde.racing compares accuracies on a part of the images"
+            raise InvalidConfig(f"{what}. Set it to 1 with same_weights, or with another criterion", key="perfedsde.racing")
+        _ = self._anchor  # a wrong name, or one over budget, shows before the first round
 
     def supernet_of(self, state: PerFedSDEState) -> Arrays:
         return state.weights
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        weights = self.tools.tensors(instruction.arrays["weights"])
-        known = self._inherit(site)
-        final = instruction.action == FINISH
-        candidates = None if final and known else self._candidates(instruction, site)
-        population = self._score(site, weights, known or self._random_population(instruction.seed), "rescore")  # best first
-        if final or candidates is None:
-            return self._settle(instruction, site, weights, population, candidates)
-        return self._search(instruction, site, weights, population, candidates)
+        settings, received = self.settings, self.tools.tensors(instruction.arrays["weights"])
+        if instruction.action == FINISH:
+            return self._settle(instruction, site, received)
+        training = Epochs(self.tools.trainer, site, received, taught=bool(settings.anchor), restarts=settings.restarts)
+        if instruction.round < self._warm_rounds:
+            found = self._warm_up(instruction, site, training)
+        else:
+            found = self._course(instruction, site, received, training)
+        return self._report(instruction, site, received, training, found)
 
-    def _search(
-        self, instruction: Instruction, site: ClientSite, weights: Weights, population: list[Scored], candidates: Candidates
-    ) -> Answer:
+    def _course(self, instruction: Instruction, site: ClientSite, received: Weights, training: Epochs | None) -> Found:
+        """Without training at the final participation. A client that never searched before searches then, with the supernet as it is."""
+        course = self._search_with_same_weights if self.settings.same_weights else self._search
+        return course(instruction, site, received, training)
+
+    def _search(self, instruction: Instruction, site: ClientSite, weights: Weights, training: Epochs | None) -> Found:
         """Algorithm 1, lines 8-23: search and supernet training in turn."""
-        tools, settings = self.tools, self.settings
-        received, size = weights, len(population)
-        rates = tools.rates(instruction.round, settings.iterations)
-        steps: Counter[Architecture] = Counter()
-        macs, scored = 0, size
-        for iteration, rate in enumerate(rates):
+        settings, space, known = self.settings, self.tools.space, inherited(self.tools.space, site.memory)
+        candidates = self._candidates(instruction, site) if training or not known else None
+        population = self._score(site, weights, known or self._first_population(instruction), "rescore")  # best first
+        size = scored = len(population)
+        for iteration in range(settings.iterations if candidates else 0):
+            assert candidates
             draw = rng(instruction.seed, "iteration", iteration)
             offspring = candidates.choose(population, draw)
-            with site.clock("train"):
-                archive = [member.architecture for member in population[: settings.archive_size if settings.archive else size]]
-                subnets = tools.space.fair if settings.sampling == "fair" else one_of(archive)
-                trained = tools.trainer.train_supernet(weights, subnets, site.data.train, [rate], draw)
-                weights, macs, steps = trained.weights, macs + trained.macs, steps + trained.steps
+            if training:
+                weights = training.train(self._subnets(population, instruction.round), self._rates(instruction)[iteration], draw)
             new = self._score(site, weights, offspring)
             candidates.compare(new)
-            population, scored = best_first([*population, *new])[:size], scored + len(new)
-        best = population[0].architecture
+            population, scored = in_order([*population, *new], settings.criterion)[:size], scored + len(new)
+        return Found(population, scored, candidates, memory_of(space, population, scores=False))
+
+    def _search_with_same_weights(self, instruction: Instruction, site: ClientSite, weights: Weights, training: Epochs | None) -> Found:
+        """The same parts in another order: offspring are chosen by what members scored before, all epochs are trained, then members and
+        offspring are scored together. Members stand by their means over participations, against the anchor's."""
+        settings, space = self.settings, self.tools.space
+        draws = [rng(instruction.seed, "iteration", iteration) for iteration in range(settings.iterations)]
+        members = known = standing(space, site.memory)
+        candidates = self._candidates(instruction, site) if training or not known else None
+        if not known:  # scores for the surrogate; a memory without scores may have an architecture twice
+            first = dict.fromkeys(inherited(space, site.memory) or self._first_population(instruction))
+            members = self._score(site, weights, [*first], "rescore")
+        offspring = candidates.choose(members, draws[0]) if candidates else []
+        if training:
+            for rate, draw in zip(self._rates(instruction), draws, strict=True):
+                weights = training.train(self._subnets(members, instruction.round), rate, draw)
+        now = self._score(site, weights, [*(member.architecture for member in members), *offspring])
+        if candidates:
+            candidates.compare([one for one in now if one.architecture in set(offspring)])
+        means = running({one.architecture: one.score for one in known}, relative(now, self._anchor), settings.renewal)
+        best, scores = self._kept(in_order(means, settings.criterion)), {one.architecture: one for one in now}
+        scored = len(now) + (0 if known else len(members))
+        return Found([scores[one.architecture] for one in best], scored, candidates, memory_of(space, best, scores=True))
+
+    def _warm_up(self, instruction: Instruction, site: ClientSite, training: Epochs) -> Found:
+        """The anchor alone."""
+        assert self._anchor
+        for iteration, rate in enumerate(self._rates(instruction)):
+            training.train(beside(self._anchor), rate, rng(instruction.seed, "iteration", iteration))
+        return Found([], 0, None, site.memory)
+
+    def _report(self, instruction: Instruction, site: ClientSite, received: Weights, training: Epochs, found: Found) -> Answer:
+        """What leaves: update, coverage and the number of examples."""
+        tools, weights = self.tools, training.weights
         with site.clock("train"):
             update = tools.update(weights, received)
-            coverage = self._coverage(steps)
-        diary, _ = tools.test(site, best, tools.supernet.plain(weights, best), macs)
+            coverage = self._coverage(training.steps)
+        best = found.population[0].architecture if found.population else self._anchor
+        assert best
+        diary, _ = tools.test(site, best, tools.supernet.plain(weights, best), training.macs)
         stored = sum(tensor.numel() for tensor in weights.values())
         diary = replace(
             diary,
-            evaluated_architectures=scored,
-            peak_memory_mb=max(tools.training_memory_mb(a, stored, len(site.data.train)) for a in steps),
-            notes={
-                "covered_share": covered_share(coverage, update),
-                "best_score": population[0].score.accuracy,
-                "median_score": median(member.score.accuracy for member in population),
-                **self._notes(candidates),
-            },
+            evaluated_architectures=found.scored,
+            peak_memory_mb=max(tools.training_memory_mb(a, stored, len(site.data.train)) for a in training.steps),
+            notes={"covered_share": covered_share(coverage, update), **found.scores, **self._notes(found, best)},
         )
         facts = {"examples": len(site.data.train)}
         arrays = {name: group for name, group in (("update", update), ("coverage", coverage)) if name in self.uploads}
-        report = Report(instruction.client, instruction.round, arrays, facts)
-        return Answer(report, self._remember(population), diary)
+        return Answer(Report(instruction.client, instruction.round, arrays, facts), found.memory, diary)
 
-    def _settle(
-        self, instruction: Instruction, site: ClientSite, weights: Weights, population: list[Scored], candidates: Candidates | None
-    ) -> Answer:
-        """The final participation. A client that never took part searches first, with the supernet as it is."""
-        size = scored = len(population)
-        if candidates:
-            for iteration in range(self.settings.iterations):
-                new = self._score(site, weights, candidates.choose(population, rng(instruction.seed, "iteration", iteration)))
-                candidates.compare(new)
-                population, scored = best_first([*population, *new])[:size], scored + len(new)
-        best = population[0].architecture
-        model, diary = self.tools.personalise(site, best, self.tools.supernet.plain(weights, best), instruction.seed)
-        notes = self._notes(candidates) if candidates else {}
-        diary = replace(diary, evaluated_architectures=scored, notes={**diary.notes, **notes})
-        return Answer(Report(instruction.client, instruction.round), self._remember(population), diary, model)
+    def _settle(self, instruction: Instruction, site: ClientSite, weights: Weights) -> Answer:
+        """The final participation: the best, or the anchor and the finalists, are tuned, and one of them becomes the client's own."""
+        found, plain = self._course(instruction, site, weights, None), self.tools.supernet.plain
+        order = [member.architecture for member in found.population]
+        if self.settings.finalists and self._anchor:
+            order = [self._anchor, *(one for one in order if one != self._anchor)]
+        first, *others = (Finalist(one, plain(weights, one)) for one in order[: 1 + self.settings.finalists])
+        model, diary = self.tools.personalise(site, *first, instruction.seed, others)
+        notes = {**diary.notes, **self._notes(found, Architecture.parse(model.architecture))}
+        diary = replace(diary, evaluated_architectures=found.scored, notes=notes)
+        return Answer(Report(instruction.client, instruction.round), found.memory, diary, model)
+
+    # -- what is trained ----------------------------------------------------------
+    @cached_property
+    def _anchor(self) -> Architecture | None:
+        return self.tools.space.find(self.settings.anchor, rng("anchor")) if self.settings.anchor else None
+
+    @property
+    def _warm_rounds(self) -> int:
+        return round(self.settings.warmup * self.tools.rounds)
+
+    def _near(self, round: int) -> Near | None:
+        """Where candidates lie in this round, or at the end; anywhere without an anchor."""
+        distance = grown(self.settings.distance, round, self._warm_rounds, self.tools.rounds)
+        return Near(self.tools.space, self._anchor, distance) if self._anchor else None
+
+    def _rates(self, instruction: Instruction) -> list[float]:
+        return self.tools.rates(instruction.round, self.settings.iterations)
+
+    def _subnets(self, population: Sequence[Scored], round: int) -> Draw:
+        """What a step trains: with an anchor, the anchor and then what is drawn."""
+        settings, near = self.settings, self._near(round)
+        archive = [member.architecture for member in population[: settings.archive_size if settings.archive else None]]
+        draw = self.tools.space.fair if settings.sampling == "fair" else one_of(archive)
+        if near is None:
+            return draw
+        return beside(near.anchor, near.one if settings.sampling == "near" else draw)
 
     # -- candidates -------------------------------------------------------------
     @cached_property
@@ -216,14 +326,17 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         """Those of one participation. The diffusion model draws for all iterations at once: it is frozen and so are the client's data,
         so this equals a draw in each iteration. A GPU draws while it scores the population."""
         settings, device = self.settings, self.tools.device
+        at_once, times = (settings.iterations, 1) if settings.same_weights else (1, settings.iterations)
         candidates = Candidates(
             space=self.tools.space,
             source=settings.generator,
             surrogate=settings.surrogate,
-            offspring=settings.offspring,
-            count=settings.candidates,
+            offspring=at_once * settings.offspring,
+            count=at_once * settings.candidates,
             mutation=settings.mutation,
             clock=site.clock,
+            criterion=settings.criterion,
+            near=self._near(instruction.round),
         )
         if settings.generator != "diffusion":
             return candidates
@@ -234,37 +347,41 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
 
         def all_iterations() -> list[Architecture]:
             with site.clock("generate"):
-                return draw(settings.iterations * candidates.per_iteration, rng(instruction.seed, "generator"))
+                return draw(times * candidates.per_iteration, rng(instruction.seed, "generator"))
 
         pool = drawn_beside(all_iterations, device) if device.type == "cuda" else all_iterations
         return replace(candidates, draw=draw, pool=pool)
 
-    def _notes(self, candidates: Candidates) -> dict[str, float]:
-        if self.settings.generator != "diffusion":
-            return candidates.notes
-        return {**candidates.notes, "guided": float(self._generator.guided and self.settings.guidance != 0)}
+    def _notes(self, found: Found, chosen: Architecture) -> dict[str, float]:
+        notes = {**found.candidates.notes} if found.candidates else {}
+        if found.candidates and self.settings.generator == "diffusion":
+            notes["guided"] = float(self._generator.guided and self.settings.guidance != 0)
+        if near := self._near(0):
+            notes["genes_from_anchor"] = float(near.genes(chosen))
+        return notes
 
     # -- population -------------------------------------------------------------
-    def _random_population(self, seed: int) -> list[Architecture]:
-        draw, space = rng(seed, "population"), self.tools.space
-        size = self.settings.population or 3 * len(space.genes)
-        return [space.sample(draw) for _ in range(size)]
+    @property
+    def _size(self) -> int:
+        return self.settings.population or 3 * len(self.tools.space.genes)
 
-    def _inherit(self, site: ClientSite) -> list[Architecture]:
-        """The population of the last participation, or nothing."""
-        rows = site.memory.arrays.get("population", np.empty((0, 0), self.tools.space.compact))
-        return [Architecture(self.tools.space.name, tuple(int(c) for c in row)) for row in rows]
+    def _first_population(self, instruction: Instruction) -> list[Architecture]:
+        draw, near = rng(instruction.seed, "population"), self._near(instruction.round)
+        return near.population(self._size, draw) if near else [self.tools.space.sample(draw) for _ in range(self._size)]
 
-    def _remember(self, population: list[Scored]) -> ClientMemory:
-        return ClientMemory({"population": np.array([member.architecture.choices for member in population], self.tools.space.compact)})
+    def _kept(self, standing: list[Scored]) -> list[Scored]:
+        """The best of them; the anchor stays, whatever it scored."""
+        best, others = standing[: self._size], standing[self._size :]
+        anchor = [one for one in others if one.architecture == self._anchor]
+        return [*best[: self._size - len(anchor)], *anchor]
 
     def _score(self, site: ClientSite, weights: Weights, architectures: Sequence[Architecture], stage: str = "score") -> list[Scored]:
         with site.clock(stage):
             scorer, data, racing = self.tools.scorer, site.data, self.settings.racing
             selecting = self.tools.selecting(data)
             if racing < 1 and stage == "rescore":  # offspring are few, and may enter the archive: they are scored in full
-                return best_first(race(scorer, [Request(weights, architectures, selecting, data.train)], racing)[0])
-            return best_first(scorer.score_subnets(weights, architectures, selecting, data.train))
+                return in_order(race(scorer, [Request(weights, architectures, selecting, data.train)], racing)[0], self.settings.criterion)
+            return in_order(scorer.score_subnets(weights, architectures, selecting, data.train), self.settings.criterion)
 
     def _coverage(self, steps: Counter[Architecture]) -> dict[str, np.ndarray]:
         """Steps per entry where the averaging rule weighs them; otherwise only whether there were any, which says less."""

@@ -15,6 +15,8 @@ from fedloom.core.client_site import Stopwatch
 from fedloom.maths.ranking import spearman
 from fedloom.search.base import SURROGATES, choose, predicted
 from fedloom.search.draws import PATIENCE, children, new_ones, samples
+from fedloom.search.near import Near
+from fedloom.search.standings import value
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import Bounded
 from fedloom.training.scoring import Scored
@@ -58,6 +60,8 @@ class Candidates:
     it picks ``offspring`` of them by what the population scored; without, exactly ``offspring`` are made. Where too few new ones are
     found, the source is asked again, then architectures are drawn at random; fewer than ``offspring`` only where the space is exhausted.
 
+    near: moves every candidate, whatever its source, towards an anchor; near it there may be too few that are new.
+
     diffusion: ``pool`` gives what is drawn for all iterations at once, each of which takes its part of it; ``draw`` draws more.
     """
 
@@ -68,6 +72,8 @@ class Candidates:
     count: int
     mutation: float
     clock: Stopwatch
+    criterion: str = "accuracy"  # what the surrogate predicts
+    near: Near | None = None
     pool: Pool = tuple
     draw: Draw | None = None
     _left: Iterator[Architecture] | None = None  # of the pool
@@ -95,7 +101,7 @@ class Candidates:
         if self.surrogate == "none":
             return found
         with self.clock("surrogate"):
-            scores = [member.score.accuracy for member in population]
+            scores = [value(member.score, self.criterion) for member in population]
             predictions = predicted(self.space, SURROGATES[self.surrogate].make, members, scores, found)
             chosen = choose(found, members, predictions, self.offspring)
             of = dict(zip(found, predictions.tolist(), strict=True))
@@ -105,7 +111,7 @@ class Candidates:
     def compare(self, scored: Sequence[Scored]) -> None:
         """The true scores of this iteration's offspring, for ``notes``."""
         if self._predicted:
-            pairs = [(self._predicted[one.architecture], one.score.accuracy) for one in scored]
+            pairs = [(self._predicted[one.architecture], value(one.score, self.criterion)) for one in scored]
             correlation = spearman([predicted for predicted, _ in pairs], [true for _, true in pairs])
             if correlation is not None:
                 self._correlations.append(correlation)
@@ -126,7 +132,8 @@ class Candidates:
     def _new(self, members: Sequence[Architecture], pool: Iterator[Architecture], rng: np.random.Generator) -> list[Architecture]:
         found: list[Architecture] = []
         for source, wanted in self._sources(members, pool, rng):
-            found += new_ones(self.space, self._counted(source, set(members)), wanted - len(found), {*members, *found})
+            moved = self.near.moved(source, rng) if self.near else source
+            found += new_ones(self.space, self._counted(moved, set(members)), wanted - len(found), {*members, *found})
         return found
 
     def _sources(

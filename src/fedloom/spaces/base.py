@@ -263,11 +263,12 @@ class SearchSpace(ABC):
         changed = np.where(chosen, (choices + shift) % self.sizes, choices)
         return self.canonical(np.where(active, changed, rng.integers(self.sizes)))
 
-    def crossover(self, first: Architecture, second: Architecture, rng: np.random.Generator) -> Architecture:
-        """Each gene from one of the parents, evenly; from the one in which it has an effect when the other has it switched off."""
+    def crossover(self, first: Architecture, second: Architecture, rng: np.random.Generator, share: float = 0.5) -> Architecture:
+        """Each gene from one of the parents, from the first with probability ``share``; from the one in which it has an effect when the
+        other has it switched off."""
         a, b = np.array(first.choices), np.array(second.choices)
         in_a, in_b = self.active(a), self.active(b)
-        from_first = np.where(in_a == in_b, rng.random(len(a)) < 0.5, in_a)
+        from_first = np.where(in_a == in_b, rng.random(len(a)) < share, in_a)
         return self.canonical(np.where(from_first, a, b))
 
     def encode(self, architecture: Architecture) -> npt.NDArray[np.float64]:

@@ -133,9 +133,9 @@ class Bounded(SearchSpace):
         """A mutant that fits; where nothing near the parent does, this may be the parent itself."""
         return self._repeated(lambda: self.whole.mutate(parent, rng, probability), rng)
 
-    def crossover(self, first: Architecture, second: Architecture, rng: np.random.Generator) -> Architecture:
+    def crossover(self, first: Architecture, second: Architecture, rng: np.random.Generator, share: float = 0.5) -> Architecture:
         """Parents that fit may have children that do not, hence repeated and reduced too."""
-        return self._repeated(lambda: self.whole.crossover(first, second, rng), rng)
+        return self._repeated(lambda: self.whole.crossover(first, second, rng, share), rng)
 
     def decode(self, genes: npt.ArrayLike) -> Architecture:
         """The nearest architecture, reduced if it does not fit; which genes give way depends on nothing but that architecture."""

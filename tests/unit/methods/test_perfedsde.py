@@ -19,7 +19,7 @@ from fedloom.core.method import Answer
 from fedloom.methods import perfedsde
 from fedloom.spaces.budget import Bounded
 from fedloom.testing import Played
-from fedloom.training.scoring import Scored
+from fedloom.training.scoring import Scored, best_first
 from support.perfedsde import overheard
 from support.untrained import FakeGenerator, fake_generator, loading
 
@@ -188,12 +188,12 @@ def test_the_surrogate_learns_from_the_population_as_it_is_now(
     population, *offspring = secrets.scored
     assert len(fitted) == len(offspring) == 3
     for (points, scores), new in zip(fitted, offspring, strict=True):
-        population = perfedsde.best_first(population)[:4]
+        population = best_first(population)[:4]
         assert points.tolist() == [space.encode(member.architecture).tolist() for member in population]
         assert scores.tolist() == [member.score.accuracy for member in population]
         assert {one.architecture for one in new} <= set(secrets.drawn)
         population = [*population, *new]
-    assert population_of(answer) == [member.architecture for member in perfedsde.best_first(population)[:4]]
+    assert population_of(answer) == [member.architecture for member in best_first(population)[:4]]
 
 
 @pytest.mark.parametrize(("archive", "size"), [("true", 2), ("false", 4)])
@@ -206,7 +206,7 @@ def test_without_an_archive_the_whole_population_is_trained(
     played = Played(tiny(f"perfedsde.archive={archive}", "perfedsde.archive_size=2", "participants=1"))
     with overheard(played.method) as secrets:
         played.round()
-    assert trained == [[one.architecture for one in perfedsde.best_first(secrets.scored[0])[:size]]]
+    assert trained == [[one.architecture for one in best_first(secrets.scored[0])[:size]]]
 
 
 def test_in_a_race_what_is_trained_and_chosen_was_scored_on_all_images(
@@ -224,7 +224,7 @@ def test_in_a_race_what_is_trained_and_chosen_was_scored_on_all_images(
     assert [len(found) for found in offspring] == [2, 2] and not any(one.score.rough for found in offspring for one in found)
     population = raced[0]
     for found in offspring:
-        population = perfedsde.best_first([*population, *found])[:6]
+        population = best_first([*population, *found])[:6]
     assert [one.score.rough for one in population] == [False] * 6
     assert population_of(answer) == [one.architecture for one in population]
     assert answer.diary.evaluated_architectures == 6 + 2 + 2
