@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
 from typing import Any
@@ -95,6 +95,7 @@ class PerFedSDEState:
     round: int
     seed: int
     weights: Arrays
+    carried: Arrays = field(default_factory=dict)  # from round to round, by [averaging]
 
 
 @METHODS.add("perfedsde", PerFedSDESettings, "PerFedSDE-NAS: each client searches its own architecture; only the supernet's update leaves")
