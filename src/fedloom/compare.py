@@ -1,4 +1,8 @@
-"""Several methods on the same splits and within the same budget: every method and seed is an ordinary run, in a process of its own."""
+"""Several methods on the same splits and within the same budget: every method and seed is an ordinary run, in a process of its own.
+
+On a GPU several runs share one process instead: what clients of different runs ask for at the same time, with the same settings, is done
+together, as for clients of one run (``training/together.py``).
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from fedloom import config
+from fedloom.assemble import new_run, resume_run
 from fedloom.assemble.environment import environment
 from fedloom.config import Settings
-from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder, UnusablePlugin
-from fedloom.engine.events import Event
+from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig, UnusableFolder, UnusablePlugin
+from fedloom.core.sharing import sharing
+from fedloom.engine.events import Event, Events
 from fedloom.engine.store import read_result
 from fedloom.files import read_plain
 from fedloom.methods.base import METHODS
+from fedloom.training.together import answers
 
 FEDLOOM = (sys.executable, "-m", "fedloom")
 GLANCE_SECONDS = 0.1  # between two looks at the processes
+ON_A_GPU = 4  # runs side by side; with five clients each as many as one run may have at once
 PATIENCE_SECONDS = 10.0  # for a process that was asked to end
 
 
@@ -157,8 +165,17 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def usual_jobs(settings: Settings) -> int:
     """As many processes as this one may use cores; one where they would share a GPU."""
-    gpu = settings.components[settings.engine].device != "cpu" and torch.cuda.is_available()
-    return usable_cores() if settings.engine == "inline" and not gpu else 1  # the others take many cores for one run
+    return usable_cores() if settings.engine == "inline" and not _on_a_gpu(settings) else 1  # the others take many cores for one run
+
+
+def usual_side_by_side(settings: Settings) -> int:
+    """Runs that share a process: several where they share a GPU, unless they are there to be compared with one network at a time."""
+    shares = settings.engine == "inline" and _on_a_gpu(settings) and not settings.components["inline"].reference
+    return ON_A_GPU if shares else 1
+
+
+def _on_a_gpu(settings: Settings) -> bool:
+    return settings.components[settings.engine].device != "cpu" and torch.cuda.is_available()
 
 
 def usable_cores() -> int:
@@ -202,15 +219,13 @@ def _written(file: Any) -> list[str]:
 
 
 def execute(runs: Sequence[PlannedRun], jobs: int, view: RunsView) -> list[Failure]:
-    """Bring all runs to their results, so many at a time. One that fails does not stop the others; leaving early stops them all."""
-    for run in runs:
-        if not run.command:
-            view.end(run.name, f"finished before: {outcome(run)}")
-    waiting = [run for run in runs if run.command]
+    """Bring all runs to their results, so many at a time, each in a process of its own. One that fails does not stop the others; leaving
+    early stops them all."""
+    waiting = _to_do(runs, view)
     jobs = min(jobs, len(waiting)) or 1
     working: list[Child] = []
     failures: list[Failure] = []
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes are stopped then, too
+    before = signal.signal(signal.SIGTERM, _leave)  # so that the processes are stopped then, too
     try:
         while waiting or working:
             while waiting and len(working) < jobs:
@@ -236,6 +251,53 @@ def execute(runs: Sequence[PlannedRun], jobs: int, view: RunsView) -> list[Failu
                 child.process.kill()
         signal.signal(signal.SIGTERM, before)
     return failures
+
+
+def execute_side_by_side(runs: Sequence[PlannedRun], several: int, view: RunsView) -> list[Failure]:
+    """The same in this process, ``several`` at a time; the next begins when one ends. Work that is done together fails for all of them."""
+    waiting = _to_do(runs, view)
+    failures: list[Failure] = []
+
+    def one_after_the_other() -> None:
+        while waiting:
+            run = waiting.pop(0)
+            view.begin(run.name)
+            try:
+                _bring_to_its_result(run, view)
+                view.end(run.name, outcome(run))
+            except Exception as error:  # the others go on
+                code, reason = (error.exit_code, str(error)) if isinstance(error, FedloomError) else (1, f"{type(error).__name__}: {error}")
+                failures.append(Failure(run, code, reason))
+                view.end(run.name, f"failed: {reason}")
+
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        with sharing():
+            answers([one_after_the_other] * min(several, len(waiting)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return failures
+
+
+def _bring_to_its_result(run: PlannedRun, view: RunsView) -> None:
+    """What its command does in a process of its own."""
+    events = Events(lambda event: view.news(run.name, event.sentence()))
+    command, what, *changes = run.command[len(FEDLOOM) :]
+    if command == "run":
+        new_run(config.load(what, changes), run.folder, events)
+    else:
+        resume_run(run.folder, events)
+
+
+def _to_do(runs: Sequence[PlannedRun], view: RunsView) -> list[PlannedRun]:
+    for run in runs:
+        if not run.command:
+            view.end(run.name, f"finished before: {outcome(run)}")
+    return [run for run in runs if run.command]
+
+
+def _leave(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
 
 
 # -- results ----------------------------------------------------------------------

@@ -9,11 +9,13 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -21,8 +23,12 @@ from rich.console import Console
 from fedloom import compare, config
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, UnusableFolder
+from fedloom.files import read_arrays
+from fedloom.methods.base import METHODS
 from fedloom.report.terminal.comparison import comparison_card, comparison_notes, comparison_table
 from fedloom.report.terminal.live_runs import LiveRuns
+from fedloom.testing.folders import content
+from fedloom.training.local import SupernetJob, Trained, Trainer
 from support.checks import Fedloom, check_refused, everything
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +161,8 @@ def test_what_is_printed_as_a_command_works(orders: Callable[..., None], fedloom
         (["--methods", "fedavg,hapfnas"], ["split.server=0.0 for fedavg and split.server=0.02 for hapfnas", "such as split.server=0.02"]),
         (["--methods", "fedavg", "round=3"], ["Unknown key 'round'"]),
         (["--methods", "fedavg", "seed=-1"], ["seed must be at least 0"]),
+        (["--methods", "fedavg", "--jobs", "3", "--side-by-side", "2"], ["--side-by-side 2", "--jobs 3", "Choose one of them"]),
+        (["--methods", "fedavg", "--side-by-side", "2", "engine=processes"], ["engine=processes", "Choose one of them"]),
     ],
 )
 def test_refusals(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
@@ -180,6 +188,88 @@ def test_one_run_per_core_and_one_on_a_gpu(tiny: Callable[..., Settings], monkey
     assert compare.usual_jobs(tiny("inline.device=auto")) == 1
     assert compare.usual_jobs(tiny("engine=ray", "ray.device=cpu")) == 1  # it takes all cores for one run
     assert compare.usual_jobs(tiny("engine=processes", "processes.device=cpu")) == 1
+
+
+def test_several_share_a_process_on_a_gpu_only(tiny: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare.usual_side_by_side(tiny("inline.device=cpu")) == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert compare.usual_side_by_side(tiny("inline.device=cpu")) == 1
+    assert compare.usual_side_by_side(tiny("inline.device=auto")) == compare.ON_A_GPU > 1
+    assert compare.usual_side_by_side(tiny("inline.device=auto", "inline.reference=true")) == 1
+    assert compare.usual_side_by_side(tiny("engine=processes", "processes.device=auto")) == 1
+
+
+# -- side by side in one process -----------------------------------------------------------------------------
+SEVERAL = ("--methods", "perfedsde,fedavg", "--seeds", 2)
+
+
+def test_side_by_side_changes_no_result(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[list[int]] = []  # the trainers' jobs, and whose weights they had
+    train = Trainer._train_supernets
+
+    def heard(self: Trainer, jobs: Sequence[SupernetJob]) -> list[Trained]:
+        served.append([id(job.weights) for job in jobs])
+        return train(self, jobs)
+
+    shared = (tiny_file, *SEVERAL, "inline.together=2")
+    assert fedloom_("compare", *shared, "run.folder=apart", "--jobs", 2).code == 0
+    monkeypatch.setattr(Trainer, "_train_supernets", heard)
+    outcome = fedloom_("compare", *shared, "run.folder=beside", "--side-by-side", 3)
+    assert outcome.code == 0 and re.search(r"^perfedsde-1: round 2/2: 2 clients, accuracy", outcome.out, re.MULTILINE)
+    assert {len(jobs) for jobs in served} == {4}  # two clients of each of the two seeds
+    for name in ("perfedsde-0", "fedavg-0", "perfedsde-1", "fedavg-1"):
+        apart, beside = (content(tmp_path / where / name) for where in ("apart", "beside"))
+        assert sorted(apart) == sorted(beside)
+        assert [file for file in apart if apart[file] != beside[file]] == ["config.toml"]  # which names the folder
+
+
+def test_of_several_in_one_process_one_may_fail_or_go_on(
+    fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = METHODS["fedavg"].make
+    absorb, command = kind.absorb, ("compare", tiny_file, "--methods", "fedavg,local", "--seeds", 2, "--side-by-side", 2)
+
+    def fails(self: Any, state: Any, reports: Any) -> Any:
+        if state.seed == 0 and state.round == 1:
+            raise InvalidConfig("it cannot be")
+        if state.seed == 1:
+            raise ValueError("nor this")
+        return absorb(self, state, reports)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "absorb", fails)
+        outcome = fedloom_(*command)
+    assert outcome.code == InvalidConfig.exit_code and outcome.err == "fedloom: 2 of 4 runs failed, first fedavg-0: it cannot be\n"
+    assert "fedavg-1: failed: ValueError: nor this\n" in outcome.out and re.search(r"^local-1: \d", outcome.out, re.MULTILINE)
+    again = fedloom_(*command)
+    assert again.code == 0 and "\nfedavg-0: going on after round 1 of 2\n" in again.out and "local-0: finished before: " in again.out
+    assert fedloom_("compare", tiny_file, "--methods", "fedavg", "--seeds", 2, "--jobs", 1, "run.folder=apart").code == 0
+    for name in ("fedavg-0", "fedavg-1"):
+        folders = (tmp_path / "apart" / name, tmp_path / "runs" / "compare-tiny" / name)
+        first, second = (read_arrays(folder / "state" / "server.safetensors") for folder in folders)
+        assert first[1] == second[1] and all(np.array_equal(array, second[0][part]) for part, array in first[0].items())
+
+
+@pytest.mark.parametrize("how", ["keyboard", "SIGTERM"])
+def test_leaving_stops_all_that_share_a_process(
+    fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    before, threads = signal.getsignal(signal.SIGTERM), threading.active_count()
+    train = Trainer._train_networks
+
+    def interrupted(self: Trainer, jobs: Any) -> Any:
+        if how == "keyboard":
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGTERM)
+        return train(self, jobs)
+
+    command = ("compare", tiny_file, "--methods", "fedavg,local", "--side-by-side", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_networks", interrupted)
+        outcome = fedloom_(*command)
+    assert outcome.code == (Interrupted.exit_code if how == "keyboard" else 143)
+    assert signal.getsignal(signal.SIGTERM) is before and threading.active_count() == threads
+    assert fedloom_(*command).code == 0  # the folders are free again
 
 
 # -- processes --------------------------------------------------------------------------------------------

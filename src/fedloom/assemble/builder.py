@@ -14,6 +14,7 @@ import fedloom
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.method import Method
+from fedloom.core.sharing import once
 from fedloom.data.readers import Dataset
 from fedloom.data.splits import server_images
 from fedloom.methods.base import METHODS
@@ -57,7 +58,8 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
         pixels = getattr(settings.training, name)
         if pixels >= image.size:
             raise InvalidConfig(f"training.{name} is {pixels}, but {dataset.name} has images of {image.size} pixels. Lower it; 0 is off")
-    supernet = make_supernet(settings.space, settings.components[settings.space], image)
+    what = settings.space, settings.components[settings.space], image
+    supernet = once(lambda: make_supernet(*what), "supernet", *what)
     latency_ms = cache(lambda architecture: measure_latency(supernet, architecture, device))
     return Tools(
         space=bounded(supernet.space, settings.budget, settings.training.batch, latency_ms),

@@ -23,6 +23,7 @@ from fedloom.core.messages import Arrays
 from fedloom.core.method import Method
 from fedloom.core.reading import parse_json
 from fedloom.core.result import RunResult
+from fedloom.core.sharing import once
 from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split, reserved
 from fedloom.engine.base import Link
@@ -143,7 +144,7 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
 
 
 def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool, device: torch.device) -> RunResult:
-    dataset = read(settings.data)  # before the folder is touched: most mistakes show here
+    dataset = once(lambda: read(settings.data), "data", settings.data)  # before the folder is touched: most mistakes show here
     built = build(settings, dataset, device, store.folder / WEIGHTS if resumed else Path(settings.weights))
     initial = built.method.start(settings.seed)
     if not resumed:

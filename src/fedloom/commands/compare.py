@@ -11,7 +11,7 @@ import typer
 from fedloom import compare as comparison
 from fedloom import config
 from fedloom.commands.terminal import PrintJson, console, new_console, say, source_and_changes, stoppable
-from fedloom.core.errors import FedloomError
+from fedloom.core.errors import FedloomError, InvalidConfig
 from fedloom.report.terminal.comparison import comparison_card, comparison_notes, comparison_table
 from fedloom.report.terminal.live_runs import LiveRuns
 
@@ -23,7 +23,17 @@ def compare(
         list[str] | None, typer.Argument(metavar="[key=value]...", help="settings for all methods; seed is the first seed")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="number of seeds; each seed has its own split")] = 1,
-    jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core, or one if a run uses a GPU or several processes")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="runs at a time, a process each; 0: one per core, or one if a run uses a GPU or several processes")
+    ] = 0,
+    side_by_side: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="runs in one process, whose clients train and score together; "
+            f"0: {comparison.ON_A_GPU} on a GPU unless --jobs is given, else 1",
+        ),
+    ] = 0,
     as_json: PrintJson = False,
 ) -> None:
     """Run several methods on the same splits and compare them client by client.
@@ -32,13 +42,18 @@ def compare(
     repeated. Stopped runs continue.
     """
     source, changes = source_and_changes(source, overrides)
-    jobs = jobs or comparison.usual_jobs(config.load(source, changes))
+    settings = config.load(source, changes)
+    several = side_by_side or (1 if jobs else comparison.usual_side_by_side(settings))
+    if several > 1 and (jobs > 1 or settings.engine != "inline"):
+        other = f"--jobs {jobs}" if jobs > 1 else f"engine={settings.engine}"
+        raise InvalidConfig(f"--side-by-side {several} puts several runs into one process, {other} into several. Choose one of them")
+    jobs = jobs or comparison.usual_jobs(settings)
     names = [method.strip() for method in methods.split(",")]
     runs = comparison.plan(source, changes, names, seeds)
     own = comparison.own_settings(source, changes, names)
     watching = new_console(stderr=True) if as_json else console
     with stoppable("The same command goes on from here"), LiveRuns(watching, [run.name for run in runs]) as view:
-        failures = comparison.execute(runs, jobs, view)
+        failures = comparison.execute(runs, jobs, view) if several == 1 else comparison.execute_side_by_side(runs, several, view)
     results = comparison.collect(runs, failures)
     card = comparison_card(results)
     card["folder"] = str(runs[0].folder.parent)

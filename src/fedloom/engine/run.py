@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from fedloom.engine.base import Link
 from fedloom.engine.loop import run_rounds, say_farewell
 from fedloom.engine.store import Spent, Store
 from fedloom.spaces.base import SearchSpace
+from fedloom.training.together import own_seconds
 
 
 class Watcher(Protocol):
@@ -66,13 +66,13 @@ class Run:
         before = self._spent_before(state.round)
         if self.over:
             return self._result(state.round, True, before)
-        clock = time.perf_counter()
+        clock = own_seconds()
         if saved is None:
             self.store.save_state(state, state.round)
         self.watcher.begin(self.rounds, len(link.clients()), state.round, len(self.ledger.final))
 
         def spent() -> Spent:
-            return replace(before, seconds=round(before.seconds + time.perf_counter() - clock, 3))
+            return replace(before, seconds=round(before.seconds + own_seconds() - clock, 3))
 
         def after_round(state: Any) -> None:
             self.watcher.round_done(state.round, self.waiting)

@@ -47,7 +47,7 @@ def fedavg(updates: Sequence[Arrays], coverage: Sequence[Arrays], examples: Sequ
 
 def covered_share(coverage: Arrays, update: Arrays) -> float:
     """Of all entries of one client's update, those that it trained."""
-    covered = sum(np.count_nonzero(array) / array.size * update[name].size for name, array in coverage.items())
+    covered = sum(int(np.count_nonzero(array)) / array.size * update[name].size for name, array in coverage.items())
     return covered / sum(array.size for array in update.values())
 
 

@@ -37,6 +37,7 @@ from fedloom.core.messages import FINISH, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
 from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
+from fedloom.core.sharing import once
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import STRONGEST, AnyGenerator
 from fedloom.maths.averaging import AVERAGING, covered_share
@@ -314,7 +315,8 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         """Loaded by those who use it, once."""
         own, tools = self.settings, self.tools
         space, guided = tools.supernet.space, own.guidance != 0
-        found = load_generator(space, own.generator_file, own.features, tools.device, own.sampler, own.steps, guided)
+        what = space, own.generator_file, own.features, tools.device, own.sampler, own.steps, guided
+        found = once(lambda: load_generator(*what), "generator", *what)
         if own.guidance > 0 and not found.guided:
             raise InvalidConfig(
                 f"perfedsde.guidance is {own.guidance:g}, but the generator of {space.name} has no predictor, so data cannot guide it. "

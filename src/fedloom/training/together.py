@@ -3,6 +3,8 @@
 A client's half of a method is ordinary code that asks for training and scores. Among ``answers`` one client after the other runs until
 it asks; when all of them wait, what they asked for is done together, a job for all that asked the same, and they go on. Threads serve
 as places to wait only: one runs at a time, in the order of clients, so results do not depend on timing.
+
+A client may lead clients itself: runs side by side are such clients. What its own clients ask for it asks for in turn.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 Request = TypeVar("Request")
@@ -65,13 +68,13 @@ def _serve(clients: Sequence[_Client[Any]]) -> None:
             groups.setdefault(client.asked[0], []).append(client)
     for job, group in groups.items():
         asked = [client.asked[1] for client in group if client.asked is not None]
-        start = time.perf_counter()
+        start = own_seconds()
         try:
-            results = iter(job([request for requests in asked for request in requests]))
+            results = iter(together(job, [request for requests in asked for request in requests]))
             given: list[list[Any] | Exception] = [[next(results) for _ in requests] for requests in asked]
         except Exception as error:
             given = [error for _ in group]
-        share = (time.perf_counter() - start) / len(group)
+        share = (own_seconds() - start) / len(group)
         for client, own in zip(group, given, strict=True):
             client.give(own, share)
 
@@ -92,7 +95,7 @@ class _Client(Generic[Result]):
         self._given: list[Any] | Exception = []
         self._task, self._dismissed, self._spent = task, False, 0.0
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), daemon=True)
 
     # -- for those who lead ------------------------------------------------------
     def go_on(self) -> None:

@@ -16,6 +16,7 @@ from fedloom.core.errors import BadReport, ClientFailed, InvalidData
 from fedloom.core.messages import Array, Arrays, frozen
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.server_site import ServerImages
+from fedloom.core.sharing import once
 from fedloom.maths.averaging import Rule
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
@@ -50,11 +51,11 @@ class Tools:
 
     @cached_property
     def trainer(self) -> Trainer:
-        return Trainer(self.supernet, self.training, self.pixels)
+        return once(lambda: Trainer(self.supernet, self.training, self.pixels), "trainer", self.supernet, self.training, self.pixels)
 
     @cached_property
     def scorer(self) -> Scorer:
-        return Scorer(self.supernet, self.training, self.pixels)
+        return once(lambda: Scorer(self.supernet, self.training, self.pixels), "scorer", self.supernet, self.training, self.pixels)
 
     @cached_property
     def finetuning(self) -> Finetuning:

@@ -174,7 +174,7 @@ def test_every_participation_that_is_kept_is_counted_once(
         if len(heard) == stopped_at:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: 100.0 * len(heard)))
+    monkeypatch.setattr(engine, "own_seconds", lambda: 100.0 * len(heard))
     watcher = SimpleNamespace(**{**vars(nobody), "participation": stop})
     with pytest.raises(KeyboardInterrupt):
         new_run(tiny("method=fedavg"), tmp_path / "run", watcher)

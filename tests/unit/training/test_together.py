@@ -107,14 +107,14 @@ def test_a_job_may_itself_ask() -> None:
     assert jobs.calls == [("double", [1, 2]), ("negate", [2, 4])]
 
 
-def test_clients_of_a_client_meet_among_themselves() -> None:
+def test_clients_of_clients_meet() -> None:
     jobs = Jobs()
 
-    def inner() -> Any:
-        return answers([lambda: together(jobs.double, [1]), lambda: together(jobs.double, [2])])
+    def run(*names: int) -> Task:
+        return lambda: [answers([lambda name=name: together(jobs.double, [name]) for name in names]) for _ in range(2)]  # type: ignore[misc]
 
-    assert answers([inner, lambda: together(jobs.double, [3])]) == [[[2], [4]], [6]]
-    assert jobs.calls == [("double", [1, 2]), ("double", [3])]
+    assert answers([run(1, 2), lambda: together(jobs.double, [3]), run(4)]) == [[[[2], [4]]] * 2, [6], [[[8]]] * 2]
+    assert jobs.calls == [("double", [1, 2, 3, 4]), ("double", [1, 2, 4])]
 
 
 def test_many_clients_give_the_same_every_time() -> None:
@@ -308,6 +308,34 @@ def test_shares_add_up_to_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) 
 
     spent = answers([client(questions) for questions in (3, 1, 2)])
     assert sum(spent) == pytest.approx(clock.now - began)
+
+
+def test_of_work_for_several_runs_each_counts_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    def job(requests: Sequence[float]) -> Sequence[float]:
+        clock.work(12)
+        return requests
+
+    def client(own: float) -> Task:
+        def task() -> float:
+            start = own_seconds()
+            clock.work(own)
+            together(job, [own])
+            return own_seconds() - start
+
+        return task
+
+    def run(*clients: float) -> Task:
+        def task() -> tuple[float, list[float]]:
+            start = own_seconds()
+            spent = answers([client(own) for own in clients])
+            return own_seconds() - start, spent
+
+        return task
+
+    # each of two runs counts half of the job, and each of its clients an equal part of that half
+    assert answers([run(1, 2, 3), run(5, 7)]) == [(6 + 6, [1 + 2, 2 + 2, 3 + 2]), (12 + 6, [5 + 3, 7 + 3])]
 
 
 def test_real_time_passes_too() -> None:
