@@ -86,7 +86,9 @@ class PerFedSDESettings:
         "what a step trains: one of the archive, random subnets that together use every choice (FairNAS), or a random one near the anchor",
         choices=("archive", "fair", "near"),
     )
-    anchor: str = setting("", "a network that every step trains and that teaches the others: smallest, medium, largest, an id; empty: none")
+    anchor: str = setting(
+        "", "a network that every step trains and that teaches the others: smallest, medium, largest or an id, reduced to the budget"
+    )
     warmup: float = setting(0.0, "share of the rounds in which the anchor trains alone and nothing is searched", low=0, high=1)
     distance: float = setting(
         1.0,
@@ -181,7 +183,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         if own.racing < 1 and (own.same_weights or own.criterion != "accuracy"):
             what = "perfedsde.racing compares accuracies on a part of the images"
             raise InvalidConfig(f"{what}. Set it to 1 with same_weights, or with another criterion", key="perfedsde.racing")
-        _ = self._anchor  # a wrong name, or one over budget, shows before the first round
+        _ = self._anchor  # a wrong name shows before the first round
 
     def supernet_of(self, state: PerFedSDEState) -> Arrays:
         return state.weights
@@ -208,7 +210,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         settings, space, known = self.settings, self.tools.space, inherited(self.tools.space, site.memory)
         candidates = self._candidates(instruction, site) if training or not known else None
         population = self._score(site, weights, known or self._first_population(instruction), "rescore")  # best first
-        size = scored = len(population)
+        size, scored = self._size, len(population)
         for iteration in range(settings.iterations if candidates else 0):
             assert candidates
             draw = rng(instruction.seed, "iteration", iteration)
@@ -284,7 +286,9 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
     # -- what is trained ----------------------------------------------------------
     @cached_property
     def _anchor(self) -> Architecture | None:
-        return self.tools.space.find(self.settings.anchor, rng("anchor")) if self.settings.anchor else None
+        """Reduced where it is over budget, by all clients of that budget alike."""
+        space, name = self.tools.space, self.settings.anchor
+        return space.decode(space.encode(self.tools.supernet.space.find(name, rng("anchor")))) if name else None
 
     @property
     def _warm_rounds(self) -> int:
