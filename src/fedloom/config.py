@@ -29,6 +29,7 @@ from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
 from fedloom.spaces.budget import BudgetSettings
 from fedloom.training.recipe import TrainingSettings
+from fedloom.training.server import AveragingSettings
 
 LONGEST = 1_000_000  # characters of a settings file
 DEEPEST = 32  # parts of a key, as in training.rate: tomllib takes time that grows with the square of them
@@ -59,6 +60,7 @@ class Settings:
     data: DataSettings = field(default_factory=DataSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    averaging: AveragingSettings = field(default_factory=AveragingSettings)
     budget: BudgetSettings = field(default_factory=BudgetSettings)
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
     run: RunSettings = field(default_factory=RunSettings)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedloom.core.messages import Arrays
+from fedloom.engine.store import Store
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
-from fedloom.testing.methods import FirstRound, differences, played
+from fedloom.testing.methods import SEED, FirstRound, differences, played
 from fedloom.testing.one_line import WholeMethodContract
 from fedloom.testing.played import Played
 from support.untrained import fake_generator
@@ -33,6 +37,15 @@ def cases() -> Iterator[Any]:
             marks = [pytest.mark.slow] if number > (method.name == "perfedsde") else []
             changes = (f"method={method.name}", f"space={space}", *LARGER.get(method.name, ()))
             yield pytest.param(("", *changes), marks=marks, id=f"{method.name} on {space}")
+
+
+MOMENTUM, LAST = "averaging.momentum=0.5", "averaging.last=2"
+
+
+def shared(state: Any) -> Arrays:
+    """What the server averages."""
+    found: Arrays = getattr(state, "weights", None) or state.supernet
+    return found
 
 
 class TestEveryMethod(WholeMethodContract):
@@ -58,3 +71,29 @@ class TestEveryMethod(WholeMethodContract):
         assert not differences(again.model, answer.model)
         odd = replace(site.data.validation, images=255 - site.data.validation.images)
         assert differences(after.method.answer(instruction, replace(site, data=replace(site.data, validation=odd))).model, answer.model)
+
+    def test_a_server_with_momentum_ends_with_the_mean_of_its_last_weights(self, played: FirstRound, tmp_path: Path) -> None:
+        if not played.instructions:
+            return  # it has no rounds
+        three = ("rounds=3", "hapfnas.supernet_share=0.3")  # hapfnas averages subnets in the last two
+        usual, pushed, both = (Played(played.load(*three, *more)) for more in ((), (MOMENTUM,), (MOMENTUM, LAST)))
+        for _ in range(2):
+            both.round()
+        known = both.state
+        assert {f"{kind}/{name}" for kind in ("velocity", "mean") for name in shared(known)} == set(known.carried)
+        Store(tmp_path).save_state(known, 2)
+        assert not differences(Store(tmp_path).load_state(both.method.start(SEED)), known)
+        reports = [both.answer(instruction).report for instruction in both.method.plan(known, both.federation.names)]
+        field = "weights" if hasattr(known, "weights") else "supernet"
+        nothing = replace(known, **{field: {name: np.zeros_like(array) for name, array in shared(known).items()}})
+        change = shared(usual.method.absorb(nothing, reports))  # from zero on, so that rounding hides nothing
+        plainly, further, end = (one.method.absorb(known, reports) for one in (usual, pushed, both))
+        moved = 0
+        for name, before in shared(known).items():
+            still = change[name] == 0  # nobody trained these entries
+            assert np.array_equal(shared(further)[name][still], before[still]), name
+            moved += int((shared(further)[name] != shared(plainly)[name]).sum())
+            assert shared(end)[name] == pytest.approx((before + shared(further)[name]) / 2, abs=1e-6), name
+        assert moved > 0 and end.carried == {}
+        farewell = both.method.farewell(end, both.federation.names[0])
+        assert both.answer(farewell).model is not None

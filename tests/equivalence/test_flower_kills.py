@@ -49,9 +49,10 @@ def end(processes: Sequence[Running]) -> None:
 
 
 def test_a_killed_server_goes_on_after_the_last_finished_round(tmp_path: Path, nobody: Watcher) -> None:
-    """Sites that had answered the round already repeat it from the memory before it: all is as if nothing had happened."""
+    """Sites that had answered the round already repeat it from the memory before it: all is as if nothing had happened. The server also
+    finds what it carries from round to round."""
     say = tell(time.monotonic())
-    with federation(tmp_path) as made:
+    with federation(tmp_path, extra="[averaging]\nmomentum = 0.5\nlast = 2") as made:
         server, sites = made.serve(), {name: made.site(name) for name in SITES}
         sites["west"].wait_for("west: round 2")
         os.kill(sites["west"].process.pid, signal.SIGSTOP)  # so that the round cannot end

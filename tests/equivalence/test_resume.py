@@ -218,6 +218,12 @@ def test_other_methods_killed_at_some_steps(record: Callable[..., Recorded], con
     check_steps(run, range(2, len(run.steps), 7), content, nobody)
 
 
+def test_what_a_server_carries_is_found_again(record: Callable[..., Recorded], content: Content, nobody: Watcher) -> None:
+    run = record("method=fedavg", "rounds=3", "averaging.momentum=0.5", "averaging.last=2")
+    assert content(run.folder) != content(record("method=fedavg", "rounds=3").folder)
+    check_steps(run, range(2, len(run.steps), 7), content, nobody)
+
+
 # -- stopped again and again ------------------------------------------------------------------
 
 

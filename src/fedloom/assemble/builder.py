@@ -68,6 +68,7 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
         rounds=settings.rounds,
         protocol=settings.protocol,
         device=device,
+        averaging=settings.averaging,
         server=server_images(settings.split, dataset, settings.seed, device),
     )
 

@@ -241,7 +241,8 @@ def pack_state(state: Any, round: int) -> tuple[dict[str, Any], dict[str, Any]]:
         value = getattr(state, item.name)
         if isinstance(value, dict):
             arrays |= {f"{item.name}/{name}": array for name, array in value.items()}
-            facts[item.name] = "named arrays"
+            if value or is_per_client(item):
+                facts[item.name] = "named arrays"
         elif hasattr(value, "dtype"):
             arrays[item.name] = value
         else:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
-from fedloom.core.messages import FINISH, TRAIN, Arrays, Fact, Instruction, Report, frozen
+from fedloom.core.errors import InvalidConfig
+from fedloom.core.messages import FINISH, TRAIN, Arrays, Fact, Instruction, Report
 from fedloom.core.method import Method, ServerState, State
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import derive_seed
-from fedloom.maths.averaging import AVERAGING, moved
+from fedloom.maths.averaging import AVERAGING
+from fedloom.training.server import Carried
 from fedloom.training.tools import Tools
 
 METHODS: Registry[type[Method[Any]]] = Registry("method")
@@ -50,19 +52,32 @@ class FederatedMethod(Method[State]):
 
 @dataclass(frozen=True)
 class AveragingMethod(FederatedMethod[Shared]):
-    """All clients receive the same weights, and these move by the mean of the updates, by the rule that ``settings.averaging`` names."""
+    """All clients receive the same weights, and these move by the mean of the updates, by the rule that ``settings.averaging`` names.
+
+    A state with a field ``carried`` (named arrays, empty at first) can have what ``[averaging]`` offers besides."""
 
     def instruct(self, state: Shared, client: str, action: str) -> Instruction:
         return message(state, client, action, {"weights": state.weights})
 
     def absorb(self, state: Shared, reports: Sequence[Report]) -> Shared:
-        after = replace(state, round=state.round + 1)
-        if not reports:
+        known: Arrays = getattr(state, "carried", {})
+        moved = self.tools.server_steps.after(state.round, Carried(state.weights, known), self._change(reports) if reports else None)
+        after = replace(state, round=state.round + 1, weights=moved.weights)
+        if not (known or moved.memory):
             return after
+        if "carried" not in {item.name for item in fields(state)}:
+            what = (
+                f"averaging.momentum and averaging.last need a place in the server's state: {type(state).__name__} has no field `carried`"
+            )
+            cure = "Leave them out, or add it: `carried: Arrays = field(default_factory=dict)`"
+            raise InvalidConfig(f"{what}. {cure}", key="averaging")
+        return replace(after, carried=moved.memory)
+
+    def _change(self, reports: Sequence[Report]) -> Arrays:
+        """The mean of their updates."""
         coverage = [report.arrays["coverage"] for report in reports] if "coverage" in self.uploads else []
         examples = [float(report.facts["examples"]) for report in reports]
-        mean = AVERAGING[self.settings.averaging].make([report.arrays["update"] for report in reports], coverage, examples)
-        return replace(after, weights=frozen(moved(state.weights, mean)))
+        return AVERAGING[self.settings.averaging].make([report.arrays["update"] for report in reports], coverage, examples)
 
 
 def message(

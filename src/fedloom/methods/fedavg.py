@@ -5,7 +5,7 @@ Deviation: normalisation statistics are not averaged; every client measures its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fedloom.core.architecture import Architecture
@@ -35,6 +35,7 @@ class FedAvgState:
     seed: int
     architecture: str
     weights: Arrays
+    carried: Arrays = field(default_factory=dict)  # from round to round, by [averaging]
 
 
 @METHODS.add("fedavg", FedAvgSettings, "one fixed network averaged over clients, fine-tuned locally at the end")

@@ -19,7 +19,7 @@ the code's clients measure them too; clients measure all others on theirs. The f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -42,6 +42,7 @@ from fedloom.search.guided import Found, GuidedSearch, Scores
 from fedloom.spaces.budget import Bounded, macs_by_data, macs_limit
 from fedloom.supernets.base import Weights
 from fedloom.training.local import Trainer, sandwich
+from fedloom.training.server import Carried
 
 KNOWLEDGE, SEARCH, SUBNET = "knowledge", "search", "subnet"  # what a client gets: the knowledge model, the supernet to search, its own part
 
@@ -82,6 +83,7 @@ class HapfnasState:
     supernet: Arrays
     architectures: Arrays = per_client()  # (genes,) choices, of clients that have searched
     examples: Arrays = per_client()  # () the latest it reported
+    carried: Arrays = field(default_factory=dict)  # from round to round, by [averaging]
 
 
 @METHODS.add(
@@ -136,17 +138,20 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         return message(state, client, action, {"weights": weights, "architecture": _choices(architecture)}, {"task": task, **facts})
 
     def absorb(self, state: HapfnasState, reports: Sequence[Report]) -> HapfnasState:
-        after = replace(state, round=state.round + 1)
-        if not reports:
-            return after
-        counts = [float(report.facts["examples"]) for report in reports]
-        known = {report.client: np.array(count) for report, count in zip(reports, counts, strict=True)}
-        after = replace(after, examples=frozen({**state.examples, **known}))
-        if state.round < self.supernet_rounds:
-            models = [averaging.moved(state.knowledge, _whole(report, state.knowledge)) for report in reports]
-            return replace(after, knowledge=frozen(averaging.fedavg(models, [], counts)), supernet=self._taught(state, models, counts))
-        found = {report.client: report.arrays["architecture"]["choices"] for report in reports}
-        return replace(after, architectures=frozen({**state.architectures, **found}), supernet=self._averaged(state, reports, counts))
+        after, change = replace(state, round=state.round + 1), None
+        if reports:
+            counts = [float(report.facts["examples"]) for report in reports]
+            known = {report.client: np.array(count) for report, count in zip(reports, counts, strict=True)}
+            after = replace(after, examples=frozen({**state.examples, **known}))
+            if state.round < self.supernet_rounds:
+                models = [averaging.moved(state.knowledge, _whole(report, state.knowledge)) for report in reports]
+                knowledge, supernet = frozen(averaging.fedavg(models, [], counts)), self._taught(state, models, counts)
+                after = replace(after, knowledge=knowledge, supernet=supernet)
+            else:
+                found = {report.client: report.arrays["architecture"]["choices"] for report in reports}
+                after, change = replace(after, architectures=frozen({**state.architectures, **found})), self._change(state, reports, counts)
+        moved = self.tools.server_steps.after(state.round, Carried(after.supernet, state.carried), change)
+        return replace(after, supernet=moved.weights, carried=moved.memory)
 
     def supernet_of(self, state: HapfnasState) -> Arrays:
         return state.supernet
@@ -180,10 +185,10 @@ class Hapfnas(FederatedMethod[HapfnasState]):
             raise InvalidConfig(f"The supernet diverged after round {state.round}. Lower hapfnas.distil_rate", key="hapfnas.distil_rate")
         return frozen(taught)
 
-    def _averaged(self, state: HapfnasState, reports: Sequence[Report], counts: Sequence[float]) -> Arrays:
+    def _change(self, state: HapfnasState, reports: Sequence[Report], counts: Sequence[float]) -> Arrays:
         """heteroFedAvg: since all began with the same entries, the mean of trained entries is the entry plus the mean of updates."""
         updates = [(self._checked(report), report.arrays["update"]) for report in reports]
-        return frozen(self.tools.combined(state.supernet, updates, counts, averaging.coverage))
+        return self.tools.change(state.supernet, updates, counts, averaging.coverage)
 
     def _checked(self, report: Report) -> Architecture:
         architecture = Architecture(self.tools.space.name, tuple(report.arrays["architecture"]["choices"].tolist()))

@@ -19,7 +19,7 @@ settle on whatever they happen upon; ours counts memory from the mean of the cli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from fedloom.methods.base import METHODS, FederatedMethod, message
 from fedloom.search import policies
 from fedloom.supernets.base import Weights
 from fedloom.training.peak import MeasuredPeak
+from fedloom.training.server import Carried
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class PerFedRLNASState:
     visits: Arrays = per_client()  # () how often it took part
     accuracies: Arrays = per_client()  # () the latest it reported
     memories: Arrays = per_client()  # () the latest share of its memory that training took, 1 where it did not fit
+    carried: Arrays = field(default_factory=dict)  # from round to round, by [averaging]
 
 
 @METHODS.add(
@@ -105,8 +107,9 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
 
     def absorb(self, state: PerFedRLNASState, reports: Sequence[Report]) -> PerFedRLNASState:
         trained = [report for report in reports if report.facts]  # the others had too little memory
-        weights = self._averaged(state, trained) if trained else state.weights
-        return replace(self.learned(state, reports), round=state.round + 1, weights=frozen(weights))
+        change = self._change(state, trained) if trained else None
+        moved = self.tools.server_steps.after(state.round, Carried(state.weights, state.carried), change)
+        return replace(self.learned(state, reports), round=state.round + 1, weights=moved.weights, carried=moved.memory)
 
     def learned(self, state: PerFedRLNASState, reports: Sequence[Report]) -> PerFedRLNASState:
         """What the policies make of reports; the supernet stays as it is."""
@@ -168,11 +171,11 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         return policy.rewards(reached, _mean(accuracies), seconds, own.time_weight, memory - usual, own.memory_weight)
 
     # -- aggregation ------------------------------------------------------------
-    def _averaged(self, state: PerFedRLNASState, reports: Sequence[Report]) -> dict[str, np.ndarray]:
+    def _change(self, state: PerFedRLNASState, reports: Sequence[Report]) -> Arrays:
         """The paper's: subnets padded to the supernet, every entry averaged over those that hold it, others unchanged."""
         updates = [(self.drawn(state, report.client), report.arrays["update"]) for report in reports]
         examples = [float(report.facts["examples"]) for report in reports]
-        return self.tools.combined(state.weights, updates, examples, AVERAGING[self.settings.averaging].make)
+        return self.tools.change(state.weights, updates, examples, AVERAGING[self.settings.averaging].make)
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
 from typing import Any
@@ -126,6 +126,7 @@ class PerFedSDEState:
     round: int
     seed: int
     weights: Arrays
+    carried: Arrays = field(default_factory=dict)  # from round to round, by [averaging]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ statistics are measured at each client. ``none`` is never kept by choice, only l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -79,6 +79,7 @@ class SpiderState:
     round: int
     seed: int
     weights: Arrays
+    carried: Arrays = field(default_factory=dict)  # from round to round, by [averaging]
 
 
 @METHODS.add("spider", SpiderSettings, "SPIDER: a local supernet beside the shared one loses operations as rounds go by (space=darts)")

@@ -16,7 +16,7 @@ from fedloom.core.errors import BadReport, ClientFailed, InvalidData
 from fedloom.core.messages import Array, Arrays, frozen
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.server_site import ServerImages
-from fedloom.maths.averaging import Rule, moved
+from fedloom.maths.averaging import Rule
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
@@ -27,6 +27,7 @@ from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, falling
 from fedloom.training.scoring import NetworkRequest, Scorer
+from fedloom.training.server import AveragingSettings, ServerSteps
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Tools:
     device: torch.device
     start: Weights = field(default_factory=dict)  # what takes the place of random initial weights, by name
     server: ServerImages | None = None
+    averaging: AveragingSettings = field(default_factory=AveragingSettings)
     _sent: dict[str, tuple[Arrays, Weights]] = field(default_factory=dict, repr=False, compare=False)  # the last arrays, on the device
 
     @cached_property
@@ -56,6 +58,10 @@ class Tools:
     @cached_property
     def finetuning(self) -> Finetuning:
         return Finetuning(self.trainer, self.scorer, self.training)
+
+    @cached_property
+    def server_steps(self) -> ServerSteps:
+        return ServerSteps(self.averaging, self.rounds)
 
     # -- messages and tensors --------------------------------------------------
     def tensors(self, arrays: Arrays) -> Weights:
@@ -99,13 +105,13 @@ class Tools:
         """The stand-alone network of an architecture, with its weights from a supernet."""
         return frozen(self.arrays(self.supernet.plain(self.tensors(weights), architecture)))
 
-    def combined(
+    def change(
         self, weights: Arrays, updates: Sequence[tuple[Architecture, Arrays]], examples: Sequence[float], rule: Rule
     ) -> dict[str, Array]:
-        """A supernet after updates of parts of it, combined by an averaging rule; entries that are in no part stay as they are."""
+        """What updates of parts of a supernet come to by an averaging rule; zero for entries that are in no part."""
         padded = [self._padded(part, architecture, weights) for architecture, part in updates]
         coverage = [self.arrays(self.supernet.coverage({architecture: 1})) for architecture, _ in updates]
-        return moved(weights, rule(padded, coverage, examples))
+        return rule(padded, coverage, examples)
 
     def _padded(self, part: Arrays, architecture: Architecture, weights: Arrays) -> dict[str, Array]:
         """A part in its place in arrays of the supernet's shapes, with zeros around it."""

@@ -108,6 +108,13 @@ def test_a_state_comes_back_whole(store: Store) -> None:
         assert got.weights[name].dtype == array.dtype and got.weights[name].shape == array.shape and (got.weights[name] == array).all()
 
 
+def test_what_a_state_does_not_use_leaves_no_trace(store: Store) -> None:
+    """So a state that can hold more than it used to has the same file while it does not."""
+    store.save_state(a_state(), 3)
+    facts = read_arrays(store.folder / "state" / "server.safetensors")[1]["fields"]
+    assert facts["weights"] == "named arrays" and "momenta" not in facts
+
+
 @pytest.mark.parametrize("turn", [sorted, lambda names: sorted(names, reverse=True)])
 def test_named_arrays_come_back_in_the_order_of_the_template(store: Store, turn: Callable[[Any], list[str]]) -> None:
     """Sums over them depend on it, and a file has an order of its own."""
