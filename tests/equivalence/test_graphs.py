@@ -15,7 +15,7 @@ from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, Weights, make_supernet
 from fedloom.training import graphs
-from fedloom.training.local import Trainer, one_of
+from fedloom.training.local import Trainer, beside, one_of
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer
@@ -67,18 +67,20 @@ class Doubled(Pixels):
         return super().normalise(images).double()
 
 
-@pytest.mark.parametrize("kind", ["archive", "fair"])
+@pytest.mark.parametrize("kind", ["archive", "fair", "taught"])
 def test_masked_graphs_equal_sliced_steps(supernet: Supernet[Any], kind: str) -> None:
     weights = {name: tensor.cuda().double() for name, tensor in supernet.initial(0).items()}
     draw, pixels = rng("archive"), Doubled(PIXELS.mean, PIXELS.std)
     archive = [supernet.space.sample(draw) for _ in range(6)]
     subnets = supernet.space.fair if kind == "fair" else one_of(archive)
+    taught = kind == "taught"
+    subnets = beside(supernet.space.named["medium"], subnets) if taught else subnets
     settings = replace(SETTINGS, precision="full")  # here float64
     sliced, masked = (Trainer(supernet, replace(settings, execution=execution), pixels) for execution in ("sliced", "masked"))
     for examples in (examples_of(50), examples_of(30)):  # one step: more would compare how rounding grows
-        expected = sliced.train_supernet(weights, subnets, examples, [0.02], np.random.default_rng(0))
+        expected = sliced.train_supernet(weights, subnets, examples, [0.02], np.random.default_rng(0), taught)
         for _ in range(3):  # eager, captured, replayed; the captured rate is a float32
-            found = masked.train_supernet(weights, subnets, examples, [0.02], np.random.default_rng(0))
+            found = masked.train_supernet(weights, subnets, examples, [0.02], np.random.default_rng(0), taught)
             assert found.steps == expected.steps
             assert distance(expected.weights, found.weights, weights) < 1e-5
 

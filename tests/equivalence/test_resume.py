@@ -28,6 +28,7 @@ from fedloom.engine.run import Watcher
 from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from support.kills import disk
+from support.perfedsde import ANCHORED
 
 Content = Callable[[Path], dict[str, Any]]
 Participation = tuple[str, int, str]  # client, round, action
@@ -193,6 +194,14 @@ def test_clients_that_answer_together_killed_at_some_steps(
     """A kill takes all that are under way together with it; what was written of them is found again or done again."""
     run = record(f"method={method}", *TOGETHER)
     check_steps(run, range(2, len(run.steps), 5), content, nobody)
+
+
+def test_perfedsde_with_an_anchor_killed_at_some_steps(record: Callable[..., Recorded], content: Content, nobody: Watcher) -> None:
+    """A warm-up round, and two in which scores are kept for the next participation."""
+    run = record(*ANCHORED, "perfedsde.warmup=0.34", "rounds=3", "clients=2")
+    memories = [read_arrays(path)[0] for path in sorted(run.folder.glob("clients/*/memory*.safetensors"))]
+    assert memories and all(set(memory) == {"population", "scores"} for memory in memories)
+    check_steps(run, range(1, len(run.steps), 5), content, nobody)
 
 
 @pytest.mark.parametrize("source", ["evolution", pytest.param("random", marks=pytest.mark.slow)])

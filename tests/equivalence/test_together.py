@@ -16,6 +16,7 @@ from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
 from fedloom.training.local import Trainer
 from fedloom.training.scoring import Scorer
+from support.perfedsde import ANCHORED
 
 Content = Callable[[Path], dict[str, Any]]
 Tiny = Callable[..., Settings]
@@ -35,8 +36,11 @@ def test_ten_runs_are_equal(method: str, execution: str, tiny: Tiny, nobody: Wat
 
 
 @pytest.mark.parametrize("execution", ["auto", "masked"])
-def test_two_runs_with_a_race_are_equal(execution: str, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path) -> None:
-    settings = tiny("inline.together=3", "perfedsde.racing=0.5", f"training.execution={execution}", "run.folder=somewhere")
+@pytest.mark.parametrize("changes", [("perfedsde.racing=0.5",), (*ANCHORED, "perfedsde.warmup=0.5")], ids=["race", "anchor"])
+def test_two_runs_are_equal(
+    changes: tuple[str, ...], execution: str, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path
+) -> None:
+    settings = tiny("inline.together=3", *changes, f"training.execution={execution}", "run.folder=somewhere")
     for name in ("one", "two"):
         new_run(settings, tmp_path / name, nobody)
     assert content(tmp_path / "one") == content(tmp_path / "two")

@@ -20,6 +20,7 @@ from fedloom.engine.run import Watcher
 from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from fedloom.training.scoring import Scorer
+from support.perfedsde import PUBLISHED
 
 HERE = Path(__file__).parent
 OVERRIDES = (
@@ -102,6 +103,13 @@ def test_three_rounds(method: str, tiny: Callable[..., Settings], nobody: Watche
     assert sorted(again) == sorted(expected)
     for name in expected:
         assert again[name] == expected[name], f"{name} changed; see tests/golden/conftest.py if that was meant"
+
+
+def test_the_published_algorithm_by_its_settings(tiny: Callable[..., Settings], nobody: Watcher, tmp_path: Path) -> None:
+    """PerFedSDE-NAS as published is what these settings say, whatever the defaults, and it is what it was."""
+    settings = tiny("method=perfedsde", *OVERRIDES, *PUBLISHED)
+    again = json.loads(json.dumps(digest("perfedsde", settings, tmp_path / "run", nobody)))
+    assert again == json.loads((HERE / "perfedsde.json").read_text())
 
 
 def test_a_digest_belongs_to_every_method_and_holds_no_fractions() -> None:

@@ -14,6 +14,15 @@ from fedloom.core.architecture import Architecture
 from fedloom.methods.perfedsde import PerFedSDE
 from fedloom.training.scoring import Scored, Scorer
 
+PUBLISHED = (  # Algorithm 1, said in full
+    *("perfedsde.anchor=", "perfedsde.warmup=0", "perfedsde.distance=1", "perfedsde.sampling=archive", "perfedsde.same_weights=false"),
+    *("perfedsde.criterion=accuracy", "perfedsde.renewal=1", "perfedsde.restarts=true", "perfedsde.finalists=0"),
+)
+ANCHORED = (  # the other course
+    *("perfedsde.anchor=medium", "perfedsde.distance=0.5", "perfedsde.sampling=near", "perfedsde.same_weights=true"),
+    *("perfedsde.criterion=loss", "perfedsde.renewal=0.5", "perfedsde.restarts=false", "perfedsde.finalists=1", "training.choice=evidence"),
+)
+
 
 @dataclass
 class Secrets:

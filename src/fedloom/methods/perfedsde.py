@@ -44,9 +44,9 @@ from fedloom.maths.averaging import AVERAGING, covered_share
 from fedloom.maths.samplers import SAMPLERS
 from fedloom.methods.base import METHODS, AveragingMethod
 from fedloom.search.base import SURROGATES
-from fedloom.search.candidates import Candidates, drawn_beside
+from fedloom.search.candidates import Candidates
 from fedloom.search.near import Near, grown
-from fedloom.search.standings import CRITERIA, in_order, inherited, memory_of, relative, running, standing
+from fedloom.search.standings import CRITERIA, best_of, in_order, inherited, memory_of, relative, running, standing
 from fedloom.supernets.base import Weights
 from fedloom.training.epochs import Epochs
 from fedloom.training.finetuning import Finalist
@@ -87,7 +87,9 @@ class PerFedSDESettings:
         "what a step trains: one of the archive, random subnets that together use every choice (FairNAS), or a random one near the anchor",
         choices=("archive", "fair", "near"),
     )
-    anchor: str = setting("", "a network that every step trains and that teaches the others: smallest, medium, largest, an id; empty: none")
+    anchor: str = setting(
+        "", "a network that every step trains and that teaches the others: smallest, medium, largest or an id, reduced to the budget"
+    )
     warmup: float = setting(0.0, "share of the rounds in which the anchor trains alone and nothing is searched", low=0, high=1)
     distance: float = setting(
         1.0,
@@ -183,7 +185,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         if own.racing < 1 and (own.same_weights or own.criterion != "accuracy"):
             what = "perfedsde.racing compares accuracies on a part of the images"
             raise InvalidConfig(f"{what}. Set it to 1 with same_weights, or with another criterion", key="perfedsde.racing")
-        _ = self._anchor  # a wrong name, or one over budget, shows before the first round
+        _ = self._anchor  # a wrong name shows before the first round
 
     def supernet_of(self, state: PerFedSDEState) -> Arrays:
         return state.weights
@@ -210,7 +212,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         settings, space, known = self.settings, self.tools.space, inherited(self.tools.space, site.memory)
         candidates = self._candidates(instruction, site) if training or not known else None
         population = self._score(site, weights, known or self._first_population(instruction), "rescore")  # best first
-        size = scored = len(population)
+        size, scored = self._size, len(population)
         for iteration in range(settings.iterations if candidates else 0):
             assert candidates
             draw = rng(instruction.seed, "iteration", iteration)
@@ -240,7 +242,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         if candidates:
             candidates.compare([one for one in now if one.architecture in set(offspring)])
         means = running({one.architecture: one.score for one in known}, relative(now, self._anchor), settings.renewal)
-        best, scores = self._kept(in_order(means, settings.criterion)), {one.architecture: one for one in now}
+        best, scores = best_of(in_order(means, settings.criterion), self._size, self._anchor), {one.architecture: one for one in now}
         scored = len(now) + (0 if known else len(members))
         return Found([scores[one.architecture] for one in best], scored, candidates, memory_of(space, best, scores=True))
 
@@ -286,7 +288,9 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
     # -- what is trained ----------------------------------------------------------
     @cached_property
     def _anchor(self) -> Architecture | None:
-        return self.tools.space.find(self.settings.anchor, rng("anchor")) if self.settings.anchor else None
+        """Reduced where it is over budget, by all clients of that budget alike."""
+        space, name = self.tools.space, self.settings.anchor
+        return space.decode(space.encode(self.tools.supernet.space.find(name, rng("anchor")))) if name else None
 
     @property
     def _warm_rounds(self) -> int:
@@ -328,7 +332,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
     def _candidates(self, instruction: Instruction, site: ClientSite) -> Candidates:
         """Those of one participation. The diffusion model draws for all iterations at once: it is frozen and so are the client's data,
         so this equals a draw in each iteration. A GPU draws while it scores the population."""
-        settings, device = self.settings, self.tools.device
+        settings = self.settings
         at_once, times = (settings.iterations, 1) if settings.same_weights else (1, settings.iterations)
         candidates = Candidates(
             space=self.tools.space,
@@ -347,13 +351,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         with site.clock("generate"):
             task = self._generator.task(train.images, train.labels) if strength != 0 else None
         draw = partial(self._generator.draw, task=task, strength=strength)
-
-        def all_iterations() -> list[Architecture]:
-            with site.clock("generate"):
-                return draw(times * candidates.per_iteration, rng(instruction.seed, "generator"))
-
-        pool = drawn_beside(all_iterations, device) if device.type == "cuda" else all_iterations
-        return replace(candidates, draw=draw, pool=pool)
+        return candidates.drawn_by(draw, times, rng(instruction.seed, "generator"), self.tools.device)
 
     def _notes(self, found: Found, chosen: Architecture) -> dict[str, float]:
         notes = {**found.candidates.notes} if found.candidates else {}
@@ -371,12 +369,6 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
     def _first_population(self, instruction: Instruction) -> list[Architecture]:
         draw, near = rng(instruction.seed, "population"), self._near(instruction.round)
         return near.population(self._size, draw) if near else [self.tools.space.sample(draw) for _ in range(self._size)]
-
-    def _kept(self, standing: list[Scored]) -> list[Scored]:
-        """The best of them; the anchor stays, whatever it scored."""
-        best, others = standing[: self._size], standing[self._size :]
-        anchor = [one for one in others if one.architecture == self._anchor]
-        return [*best[: self._size - len(anchor)], *anchor]
 
     def _score(self, site: ClientSite, weights: Weights, architectures: Sequence[Architecture], stage: str = "score") -> list[Scored]:
         with site.clock(stage):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -88,6 +88,16 @@ class Candidates:
     def per_iteration(self) -> int:
         """How many candidates an iteration looks at."""
         return self.offspring if self.surrogate == "none" else max(self.count, self.offspring)
+
+    def drawn_by(self, draw: Draw, times: int, rng: np.random.Generator, device: torch.device) -> Candidates:
+        """The same with a trained generator, which draws for so many iterations at once. A GPU begins at once, beside other work."""
+
+        def all_iterations() -> Sequence[Architecture]:
+            with self.clock("generate"):
+                return draw(times * self.per_iteration, rng)
+
+        pool = drawn_beside(all_iterations, device) if device.type == "cuda" else all_iterations
+        return replace(self, draw=draw, pool=pool)
 
     # -- one iteration -------------------------------------------------------
     def choose(self, population: Sequence[Scored], rng: np.random.Generator) -> list[Architecture]:

@@ -47,6 +47,12 @@ def running(before: Mapping[Architecture, Score], fresh: Sequence[Scored], share
     return [Scored(one.architecture, _mixed(before.get(one.architecture, one.score), one.score, share)) for one in fresh]
 
 
+def best_of(members: Sequence[Scored], size: int, anchor: Architecture | None) -> list[Scored]:
+    """The first ``size`` of those in order; the anchor stays, whatever it scored."""
+    left = [one for one in members[size:] if one.architecture == anchor]
+    return [*members[: size - len(left)], *left]
+
+
 def memory_of(space: SearchSpace, members: Sequence[Scored], scores: bool) -> ClientMemory:
     """Members for the next participation, in their order; with or without their scores."""
     arrays = {"population": np.array([member.architecture.choices for member in members], space.compact)}

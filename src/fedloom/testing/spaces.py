@@ -161,6 +161,18 @@ class SpaceContract(Given):
         for parent in some(space, 10):
             assert space.crossover(parent, parent, rng("same")) == parent
 
+    def test_a_child_has_the_share_of_its_first_parent_that_is_asked_for(self, space: SearchSpace) -> None:
+        draw, parents = rng("share"), some(space)
+        near, total = 0, 0
+        for first, second in zip(parents, reversed(parents), strict=True):
+            assert space.crossover(first, second, draw, 1) == first and space.crossover(first, second, draw, 0) == second
+            child = space.crossover(first, second, draw, 0.2)
+            space.check(child)
+            both = space.active(first.choices) & space.active(second.choices) & space.active(child.choices)
+            apart = [gene for gene in np.flatnonzero(both) if first.choices[gene] != second.choices[gene]]
+            near, total = near + sum(child.choices[gene] == second.choices[gene] for gene in apart), total + len(apart)
+        assert abs(near - 0.8 * total) < 5 * (0.16 * total) ** 0.5 + 1
+
     def test_decode_undoes_encode(self, space: SearchSpace) -> None:
         for architecture in some(space):
             code = space.encode(architecture)

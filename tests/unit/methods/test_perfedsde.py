@@ -17,6 +17,7 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Instruction
 from fedloom.core.method import Answer
 from fedloom.methods import perfedsde
+from fedloom.search import candidates
 from fedloom.spaces.budget import Bounded
 from fedloom.testing import Played
 from fedloom.training.scoring import Scored, best_first
@@ -107,9 +108,9 @@ def test_drawn_beside_the_scoring_or_before_it_is_the_same(
     played = Played(tiny("participants=1", "perfedsde.iterations=2"))
     (instruction,) = played.method.plan(played.state, played.federation.names)
     one = played.answer(instruction)
-    drawn_beside = perfedsde.drawn_beside
+    drawn_beside = candidates.drawn_beside
     used: list[object] = []
-    monkeypatch.setattr(perfedsde, "drawn_beside", lambda work, device: (used.append(work), drawn_beside(work, torch.device("cpu")))[1])
+    monkeypatch.setattr(candidates, "drawn_beside", lambda work, device: (used.append(work), drawn_beside(work, torch.device("cpu")))[1])
     monkeypatch.setitem(vars(played.method.tools), "device", SimpleNamespace(type="cuda"))
     monkeypatch.setattr(type(played.method.tools), "tensors", lambda self, arrays: {n: torch.tensor(a) for n, a in arrays.items()})
     two = played.answer(instruction)

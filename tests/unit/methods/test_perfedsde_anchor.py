@@ -220,6 +220,19 @@ def test_refusals(tiny: Tiny, generators: list[FakeGenerator]) -> None:
     for change in ("perfedsde.same_weights=true", "perfedsde.criterion=loss"):
         with pytest.raises(InvalidConfig, match=r"perfedsde\.racing compares accuracies"):
             Played(tiny("perfedsde.racing=0.5", change))
+
+
+def test_an_anchor_over_budget_is_reduced_and_so_is_everything_near_it(
+    tiny: Tiny, generators: list[FakeGenerator], jobs: list[SupernetJob]
+) -> None:
     space = Played(tiny()).method.tools.space
-    with pytest.raises(InvalidConfig, match=r"more than budget\.macs"):
-        Played(tiny("perfedsde.anchor=largest", f"budget.macs={space.cost(space.named['medium']).macs}"))
+    most = space.cost(space.named["medium"]).macs
+    budget = ("perfedsde.anchor=largest", f"budget.macs={most}")
+    played, again = (Played(tiny(*FAIR, *budget)) for _ in range(2))
+    anchor = played.method._anchor
+    assert anchor == again.method._anchor != space.named["largest"] and most / 2 < space.cost(anchor).macs <= most
+    with overheard(played.method) as secrets:
+        played.round()
+    trained = [one for job in jobs for one in job.draw(np.random.default_rng(0))]
+    scored = [one.architecture for call in secrets.scored for one in call]
+    assert anchor in trained and anchor in scored and all(space.cost(one).macs <= most for one in [*trained, *scored])

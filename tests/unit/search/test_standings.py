@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientMemory
-from fedloom.search.standings import in_order, inherited, memory_of, relative, running, standing, value
+from fedloom.search.standings import best_of, in_order, inherited, memory_of, relative, running, standing, value
 from fedloom.spaces.base import ImageShape
 from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
 from fedloom.training.scoring import Score, Scored, best_first
@@ -40,6 +40,12 @@ def test_a_mean_over_participations() -> None:
     assert one.score.accuracy == pytest.approx(0.5) and one.score.loss == pytest.approx(0.875)
     assert (other, third) == (fresh[1], fresh[2])  # a newcomer, and one that had failed
     assert running(before, fresh, 1) == fresh
+
+
+def test_the_anchor_stays_among_the_best() -> None:
+    members = [Scored(one, Score(0.5, place)) for place, one in enumerate((A, B, C))]
+    assert best_of(members, 2, None) == best_of(members, 2, A) == members[:2] and best_of(members, 2, C) == [members[0], members[2]]
+    assert best_of(members, 5, C) == members
 
 
 def test_what_is_remembered_comes_back() -> None:
