@@ -72,27 +72,39 @@ class Finetuning:
         return [rate for rate in self.settings.finetune_rates if rate and self.settings.finetune_epochs]
 
     def choose(self, finalists: Sequence[Finalist], train: Examples, selecting: Examples, seed: int) -> Choice:
-        """Tune every finalist at every rate, all of them together, then choose: a rate for each finalist, then a finalist. The first
-        finalist is the prior."""
-        jobs = [self.job(finalist, rate, train, seed) for finalist in finalists for rate in self.rates]
-        trained = self.trainer.train_networks(jobs)
-        by_rate = len(self.rates)
-        made: list[tuple[int, float, Weights]] = []
-        for number, finalist in enumerate(finalists):
-            own = trained[number * by_rate : (number + 1) * by_rate]
-            made += [(number, 0.0, finalist.plain), *((number, rate, one.weights) for rate, one in zip(self.rates, own, strict=True))]
+        """Tune the first finalist, the prior, at every rate and choose one. Tune the others at that rate, then choose a finalist: networks
+        that are compared differ in their architecture alone."""
+
+        def tuned(pairs: Sequence[tuple[int, float]]) -> list[Tuned]:
+            """Of these finalists at these rates, all of them together."""
+            jobs = [self.job(finalists[number], rate, train, seed) for number, rate in pairs if rate]
+            trained = self.trainer.train_networks(jobs)
+            spent.extend(one.macs for one in trained)
+            following = iter(trained)
+            weights = [next(following).weights if rate else finalists[number].plain for number, rate in pairs]
+            return self._measured(finalists, pairs, weights, train, selecting)
+
+        spent: list[int] = []
+        prior = self._best(tuned([(0, 0.0), *((0, rate) for rate in self.rates)]), self._usual)
+        others = tuned([(number, prior.rate) for number in range(1, len(finalists))]) if len(finalists) > 1 else []
+        return Choice(self._best([prior, *others], 0), prior, sum(spent))
+
+    def _measured(
+        self, finalists: Sequence[Finalist], pairs: Sequence[tuple[int, float]], weights: Sequence[Weights], train: Examples, on: Examples
+    ) -> list[Tuned]:
         by_evidence = self.settings.choice == "evidence"
-        requests = [NetworkRequest(own, finalists[number].architecture, train, (selecting,), by_evidence) for number, _, own in made]
+        rows = list(zip(pairs, weights, strict=True))
+        requests = [NetworkRequest(own, finalists[number].architecture, train, (on,), by_evidence) for (number, _), own in rows]
         measured = self.scorer.score_networks(requests)
-        losses = torch.stack([one.losses[0] for one in measured]).cpu().numpy() if by_evidence else np.empty((len(made), 0))
-        rows = zip(made, measured, losses, strict=True)
-        tuned = [Tuned(number, rate, own, found.scores[0], each) for (number, rate, own), found, each in rows]
-        bests = [self._best(tuned[start : start + by_rate + 1], self._usual) for start in range(0, len(tuned), by_rate + 1)]
-        return Choice(self._best(bests, 0), bests[0], sum(one.macs for one in trained))
+        losses = torch.stack([one.losses[0] for one in measured]).cpu().numpy() if by_evidence else np.empty((len(rows), 0))
+        return [
+            Tuned(number, rate, own, found.scores[0], each)
+            for ((number, rate), own), found, each in zip(rows, measured, losses, strict=True)
+        ]
 
     @property
     def _usual(self) -> int:
-        """The place of the first of ``finetune_rates`` among a finalist's networks: untuned, then at each rate that trains."""
+        """The place of the first of ``finetune_rates`` among the prior's networks: untuned, then at each rate that trains."""
         return int(bool(self.rates) and self.settings.finetune_rates[0] > 0)
 
     def _best(self, candidates: Sequence[Tuned], first: int) -> Tuned:

@@ -52,6 +52,7 @@ KEPT = 3  # kinds of stacks whose captured steps are kept
 CPU_BYTES = 2e9  # for one stack
 GPU_SHARE = 0.25  # of a GPU's memory
 ROWS = 32  # at most; more were not tried
+MANY = 8  # networks of one architecture that are worth a captured step of their own; a masked network costs as much as the largest
 
 
 def stacked(settings: TrainingSettings, device: torch.device) -> bool:
@@ -71,15 +72,20 @@ class Stacks:
 
     # -- fixed networks ---------------------------------------------------------
     def networks(self, networks: Sequence[tuple[Architecture, Weights]], courses: Sequence[Iterator[NetworkStep]]) -> list[Weights]:
-        """The trained weights of plain networks, all of their entries. Networks of one architecture run as they are. Different ones run
-        masked where the supernet can hold a plain network: one captured step then serves all of them."""
-        architectures = list(dict.fromkeys(architecture for architecture, _ in networks))
-        if len(architectures) > 1 and self.supernet.masks_pay:
-            return self._embedded(networks, courses)
+        """The trained weights of plain networks, all of their entries. Many of one architecture run as they are. Of architectures with few
+        networks all run together, masked, where the supernet can hold a plain network: one captured step serves all of them."""
+        rows_of: dict[Architecture, list[int]] = {}
+        for row, (architecture, _) in enumerate(networks):
+            rows_of.setdefault(architecture, []).append(row)
         results: dict[int, Weights] = {}
-        for architecture in architectures:
-            rows = [row for row, (own, _) in enumerate(networks) if own == architecture]
-            trained = self._in_lockstep(
+        few = [row for rows in rows_of.values() if len(rows) < MANY for row in rows] if len(rows_of) > 1 and self.supernet.masks_pay else []
+        if few:
+            trained = self._embedded([networks[row] for row in few], [courses[row] for row in few])
+            results |= dict(zip(few, trained, strict=True))
+        for architecture, rows in rows_of.items():
+            if rows[0] in results:
+                continue
+            ends = self._in_lockstep(
                 ("network", architecture),
                 [Start(networks[row][1]) for row in rows],
                 [courses[row] for row in rows],
@@ -87,7 +93,7 @@ class Stacks:
                 lambda _, architecture=architecture: partial(self._network_step, architecture),  # type: ignore[misc]
                 self._most(architecture, networks[rows[0]][1]),
             )
-            results |= dict(zip(rows, (end.weights for end in trained), strict=True))
+            results |= {row: end.weights for row, end in zip(rows, ends, strict=True)}
         return [results[row] for row in range(len(networks))]
 
     def _network_step(self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor) -> None:

@@ -155,8 +155,8 @@ class Tools:
         """Fine-tune a network on its client's data at each rate, keep what ``training.choice`` says of the selecting examples (untuned is
         among the candidates), test that once.
 
-        others: further finalists, tuned and compared likewise. The network comes first: by evidence, a client leaves it only for one
-        that is clearly better. What became of the finalists is then in the diary's notes.
+        others: further finalists, tuned at the rate that was chosen. The network comes first: by evidence, a client leaves it only for
+        one that is clearly better. What became of the finalists is then in the diary's notes.
         """
         finetuning, finalists = self.finetuning, [Finalist(architecture, plain), *others]
         with site.clock("finetune"):

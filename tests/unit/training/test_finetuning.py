@@ -132,13 +132,13 @@ def test_a_prior_that_diverged_is_left() -> None:
     assert "prior_loss" not in diary.notes  # it is not finite
 
 
-def test_everything_trains_in_one_call_and_is_scored_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_finalists_are_tuned_at_the_priors_rate_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     tools, calls = tools_of(finetune_rates=(USEFUL, USELESS)), []
     for owner, name in ((tools.trainer, "train_networks"), (tools.scorer, "score_networks")):
         asked = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda some, asked=asked: (calls.append(len(some)), asked(some))[1])
-    tools.personalise(site_of(), *fresh(), seed=0, others=[fresh("medium")])
-    assert calls == [4, 6, 1]  # tuned, scored with the untuned ones, tested
+    tools.personalise(site_of(), *fresh(), seed=0, others=[fresh("medium"), fresh("largest")])
+    assert calls == [2, 3, 2, 2, 1]  # the prior tuned, scored with the untuned one; the others tuned, scored; one tested
 
 
 # -- validation images join ----------------------------------------------------------

@@ -139,6 +139,22 @@ def test_a_course_without_steps_leaves_the_weights(supernet: MobileNetV3Supernet
     assert trained(stacks, []) == [] and same(trained(stacks, rows[:1])[0], rows[0][1])
 
 
+def test_only_architectures_with_few_networks_are_masked(
+    supernet: MobileNetV3Supernet, stacks: Stacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MANY", 2)
+    rows = [row(supernet, seed, name=name) for seed, name in enumerate(["smallest", "medium", "smallest", "largest"])]
+    kinds = []
+    lockstep = stacks._in_lockstep
+    monkeypatch.setattr(
+        stacks, "_in_lockstep", lambda kind, starts, *more: (kinds.append((kind, len(starts))), lockstep(kind, starts, *more))[1]
+    )
+    got = trained(stacks, rows)
+    assert kinds == [("supernet", 2), (("network", supernet.space.named["smallest"]), 2)]
+    for own, given in zip(got, rows, strict=True):
+        check(own, by_hand(supernet, given), given[1])
+
+
 def test_what_trains_is_a_copy(supernet: MobileNetV3Supernet, stacks: Stacks) -> None:
     rows = [row(supernet, seed) for seed in range(2)]
     before = [{name: tensor.clone() for name, tensor in plain.items()} for _, plain, _ in rows]
