@@ -88,7 +88,7 @@ def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int
         for method in methods:
             folder = base / f"{method}-{seed}"
             own = [*changes, f"method={method}", f"seed={seed}", f"run.folder={json.dumps(str(folder), ensure_ascii=False)}"]
-            runs.append(PlannedRun(method, seed, folder, _command(source, own, folder)))
+            runs.append(PlannedRun(method, seed, folder, command_for(source, own, folder)))
     return runs
 
 
@@ -128,7 +128,7 @@ def _refuse_other_splits(own: Sequence[OwnSetting], source: str) -> None:
             raise InvalidConfig(f"{what}, so their clients would hold different images. {cure}", key=one.key)
 
 
-def _command(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
+def command_for(source: str, changes: list[str], folder: Path) -> tuple[str, ...]:
     if not (folder / "config.toml").exists():
         return (*FEDLOOM, "run", source, *changes)
     try:
