@@ -35,6 +35,7 @@ PUBLISHED = (  # Algorithm 1
 ARMS: dict[str, tuple[str, ...]] = {
     CONTROL: FEDAVG,
     "control-twice": FEDAVG,  # as many epochs again: about the arithmetic of the search
+    "alone": ("method=local",),
     ALL: (),
     "published": PUBLISHED,
     "no-warm-start": ("perfedsde.warmup=0",),

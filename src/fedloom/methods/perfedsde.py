@@ -90,6 +90,7 @@ class PerFedSDESettings:
     anchor: str = setting(
         "", "a network that every step trains and that teaches the others: smallest, medium, largest or an id, reduced to the budget"
     )
+    lesson: float = setting(1.0, "how much the loss of those whom the anchor teaches counts beside its own", low=0.01, high=10)
     warmup: float = setting(0.0, "share of the rounds in which the anchor trains alone and nothing is searched", low=0, high=1)
     distance: float = setting(
         1.0,
@@ -195,7 +196,9 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         settings, received = self.settings, self.tools.tensors(instruction.arrays["weights"])
         if instruction.action == FINISH:
             return self._settle(instruction, site, received)
-        training = Epochs(self.tools.trainer, site, received, taught=bool(settings.anchor), restarts=settings.restarts)
+        training = Epochs(
+            self.tools.trainer, site, received, taught=settings.lesson if settings.anchor else 0.0, restarts=settings.restarts
+        )
         if instruction.round < self._warm_rounds:
             found = self._warm_up(instruction, site, training)
         else:

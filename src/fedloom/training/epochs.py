@@ -24,7 +24,7 @@ class Epochs:
     trainer: Trainer
     site: ClientSite
     weights: Weights
-    taught: bool = False
+    taught: float = 0.0
     restarts: bool = True
     steps: Counter[Architecture] = field(default_factory=Counter)
     macs: int = 0

@@ -62,8 +62,8 @@ class NetworkJob:
 class SupernetJob:
     """Train a supernet: each step draws subnets, sums their gradients on one batch and moves their regions only.
 
-    taught: the first learns from the labels, the others from what it says before the step (in-place distillation, Yu et al., ECCV
-    2020); else all learn from the labels. momenta: those to go on with; without them, zero.
+    taught: if not 0, the first learns from the labels, the others from what it says before the step (in-place distillation, Yu et al.,
+    ECCV 2020), and their losses count this much; else all learn from the labels. momenta: those to go on with; without them, zero.
     """
 
     weights: Weights
@@ -71,7 +71,7 @@ class SupernetJob:
     examples: Examples
     rates: Sequence[float]
     rng: np.random.Generator
-    taught: bool = False
+    taught: float = 0.0
     momenta: Tensor | None = None
 
 
@@ -130,7 +130,7 @@ class Trainer:
         examples: Examples,
         rates: Sequence[float],
         rng: np.random.Generator,
-        taught: bool = False,
+        taught: float = 0.0,
         momenta: Tensor | None = None,
     ) -> Trained:
         """Each step draws subnets, sums their gradients on one batch and moves their regions only: momentum and decay do not
@@ -174,7 +174,7 @@ class Trainer:
                 subnets = job.draw(job.rng)
                 steps.update(subnets)
                 teacher, others = (subnets[0], subnets[1:]) if job.taught else (None, subnets)
-                yield SubnetStep(images, labels, rate, others, self._mask(subnets, labels.device), teacher)
+                yield SubnetStep(images, labels, rate, others, self._mask(subnets, labels.device), teacher, float(job.taught))
 
         courses = [course(job, steps) for job, steps in zip(jobs, drawn, strict=True)]
         starts = [Start(_in_order(job.weights, self.supernet.shapes), job.momenta) for job in jobs]
@@ -187,10 +187,9 @@ class Trainer:
 
     def _train_sliced(self, start: Start, course: Iterator[SubnetStep]) -> Start:
         place = self._weights_in_training("supernet", start.weights, momenta=start.momenta)
-        for images, labels, rate, subnets, mask, teacher in course:
+        for images, labels, rate, subnets, mask, teacher, taught in course:
             drawn = subnets if teacher is None else [teacher, *subnets]
-            learn = partial(self._loss, labels=labels)
-            self._subnet_step(place, self.pixels.normalise(images), learn, drawn, teacher is not None, rate, mask)
+            self._subnet_step(place, self.pixels.normalise(images), partial(self._loss, labels=labels), drawn, taught, rate, mask)
         return Start(place.weights.copy(), place.momenta.clone())
 
     def distil(
@@ -212,17 +211,17 @@ class Trainer:
         pixels: Tensor,
         learn: Callable[[Tensor], Tensor],
         drawn: Sequence[Architecture],
-        taught: bool,
+        taught: float,
         rate: float,
         mask: Tensor,
     ) -> None:
         """One step on the sum of the drawn subnets' gradients. learn: the loss of the first subnet's logits, or of everyone's if the
-        first one does not teach the others."""
+        first one does not teach the others. taught: how much these then count."""
         take = self.supernet.take
         place.total.flat.zero_()
         for number, architecture in enumerate(drawn):
             logits, found = self._gradients(take(place.weights, architecture), architecture, pixels, learn)
-            torch._foreach_add_(list(take(place.total, architecture).values()), found)
+            torch._foreach_add_(list(take(place.total, architecture).values()), found, alpha=taught if taught and number else 1)
             if taught and number == 0:
                 learn = partial(soft_cross_entropy, teacher=logits)
         sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)

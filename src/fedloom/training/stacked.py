@@ -31,7 +31,8 @@ Step = Callable[..., None]
 
 class SubnetStep(NamedTuple):
     """One step of a row whose steps train subnets. mask: which entries they train; teacher: learns from the labels, and the subnets from
-    what it says; the same in all steps of a row. Without one the subnets learn from the labels."""
+    what it says, whose losses count ``taught``; both are the same in all steps of a row. Without a teacher the subnets learn from the
+    labels."""
 
     images: Tensor
     labels: Tensor
@@ -39,6 +40,7 @@ class SubnetStep(NamedTuple):
     subnets: Sequence[Architecture]
     mask: Tensor
     teacher: Architecture | None = None
+    taught: float = 0.0
 
 
 class Start(NamedTuple):
@@ -142,12 +144,17 @@ class Stacks:
         choices = [sorted((subnet.choices for subnet in step.subnets), key=lambda own: sizes_of([own])) for step in steps]
         genes = sent(torch.tensor(choices, dtype=torch.long), device)  # (rows, subnets, genes)
         _, inputs = _stack([step[:3] for step in steps], device)
-        return (tuple(sizes_of(choices[0])), steps[0].teacher), (*inputs, genes, torch.stack([step.mask for step in steps]))
+        return (tuple(sizes_of(choices[0])), steps[0].teacher, steps[0].taught), (
+            *inputs,
+            genes,
+            torch.stack([step.mask for step in steps]),
+        )
 
     def _subnet_step(
         self,
         sizes: Sequence[int],
         teacher: Architecture | None,
+        taught: float,
         place: WeightsInTraining,
         images: Tensor,
         labels: Tensor,
@@ -160,7 +167,7 @@ class Stacks:
             first = [] if teacher is None else [self.supernet.forward(pixels, self.supernet.take(own, teacher), teacher)[None]]
             return torch.cat([*first, *([self.supernet.forward_many(pixels, own, genes, sizes=sizes)] if sizes else [])])
 
-        self._move(place, forward, (images, genes), labels, rate, mask, teacher is not None)
+        self._move(place, forward, (images, genes), labels, rate, mask, taught)
 
     # -- one step -----------------------------------------------------------
     def _move(
@@ -171,10 +178,10 @@ class Stacks:
         labels: Tensor,
         rate: Tensor,
         mask: Tensor | None,
-        taught: bool = False,
+        taught: float = 0.0,
     ) -> None:
-        """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). taught: the others
-        learn from the first."""
+        """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). taught: if not 0,
+        the others learn from the first, and count this much."""
         kept = place.weights.flat.dtype
         dtype, rows = computing(self.settings, place.weights.flat), len(labels)
         leaves = {name: view.detach().requires_grad_() for name, view in place.weights.to(dtype).items()}
@@ -188,7 +195,7 @@ class Stacks:
         gradient = flattened(found, stacked=True).to(kept)
         sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
 
-    def _losses(self, logits: Tensor, labels: Tensor, taught: bool) -> Tensor:
+    def _losses(self, logits: Tensor, labels: Tensor, taught: float) -> Tensor:
         """The sum over all subnets. logits: (rows, subnets, n, classes), labels: (rows, n)."""
         own, others = (logits[:, :1], logits[:, 1:]) if taught else (logits, logits[:, :0])
         every = labels[:, None].expand(-1, own.shape[1], -1)  # (rows, subnets, n)
@@ -197,7 +204,7 @@ class Stacks:
         total = losses(own.flatten(0, 1), every.flatten(0, 1)).sum()
         if not others.shape[1]:
             return total
-        return total + torch.vmap(soft_cross_entropy)(others.flatten(0, 1), own.detach().expand_as(others).flatten(0, 1)).sum()
+        return total + taught * torch.vmap(soft_cross_entropy)(others.flatten(0, 1), own.detach().expand_as(others).flatten(0, 1)).sum()
 
     # -- all steps ------------------------------------------------------------
     def _in_lockstep(
@@ -219,7 +226,7 @@ class Stacks:
         alike: dict[Hashable, list[int]] = {}
         for row, first in enumerate(firsts):
             if first is not None:
-                alike.setdefault((len(first[1]), first.teacher if isinstance(first, SubnetStep) else None), []).append(row)
+                alike.setdefault((len(first[1]), first[5:] if isinstance(first, SubnetStep) else None), []).append(row)
         for waiting in alike.values():
             size = ceil(len(waiting) / ceil(len(waiting) / most))  # stacks of equal size: a step is captured for one size
             for begin in range(0, len(waiting), size):
