@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,12 @@ def made_up_run(
     seed: int = 0,
     overrides: Sequence[str] = (),
     environment: dict[str, Any] = ENVIRONMENT,
+    final_notes: Sequence[Mapping[str, float]] = (),
 ) -> Path:
-    """A folder as a run leaves it, without models: config.toml, result.json, ledger.jsonl and the split."""
+    """A folder as a run leaves it, without models: config.toml, result.json, ledger.jsonl and the split.
+
+    final_notes: of each client's last entry.
+    """
     size = [f"clients={clients}", f"participants={participants}", f"rounds={rounds}", f"seed={seed}", f"method={method}"]
     plain = ["split.rule=plato", "split.size=40", "split.test_size=20"]
     settings = config.load("quickstart", [*size, *plain, *overrides])
@@ -48,6 +52,7 @@ def made_up_run(
     space = make_supernet(settings.space, settings.components[settings.space], ImageShape(channels, side, 10)).space
     names = names or [f"client-{number:03d}" for number in range(clients)]
     own = [(space.sample(draw) if method == "perfedsde" else space.named["medium"]).id for _ in names]
+    last = [dict(notes) for notes in final_notes] or [{} for _ in names]
     ends = list(accuracies) or (0.6 + 0.4 * draw.random(clients)).tolist()
 
     def entry(number: int, round: int, final: bool) -> LedgerEntry:
@@ -72,7 +77,7 @@ def made_up_run(
             evaluated_architectures=8 if method == "perfedsde" else 0,
             peak_memory_mb=3.0,
             process_memory_mb=300.0,
-            notes=notes if method == "perfedsde" and not final else {},
+            notes=last[number] if final else notes if method == "perfedsde" else {},
             upload_bytes=sent,
         )
 

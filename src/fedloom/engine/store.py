@@ -305,7 +305,7 @@ def _restored(item: Field[Any], model: Any, arrays: dict[str, Any], facts: dict[
 
 # -- result.json, as it was written ------------------------------------------------
 KINDS: dict[str, type] = {  # of what result.json must have
-    **dict.fromkeys(("method", "space", "dataset"), str),
+    **dict.fromkeys(("method", "space", "dataset", "protocol"), str),
     **dict.fromkeys(("seed", "rounds"), int),
     **dict.fromkeys(("cost", "environment", "accuracy"), dict),
     **dict.fromkeys(("clients", "uploads"), list),

@@ -24,10 +24,13 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def points(share: float | None) -> str:
-    """A difference of shares in percentage points, with its sign. What rounds to nothing has none."""
-    if share is None:
-        return "–"
-    text = f"{100 * share:+.1f}"
+    """A difference of shares in percentage points, with its sign."""
+    return "–" if share is None else signed(100 * share, 1)
+
+
+def signed(number: float, digits: int) -> str:
+    """A difference with its sign. What rounds to nothing has none."""
+    text = f"{number:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 

@@ -79,3 +79,11 @@ def test_damaged_results(damage: str, a_finished_run: Path, fedloom_: Fedloom, t
     check_refused(fedloom_("show", tmp_path), DamagedRun, "is not a run folder")
     (tmp_path / "run" / "result.json").unlink()
     check_refused(fedloom_("show", tmp_path / "run"), DamagedRun, "has no result.json")
+
+
+def test_a_result_without_its_protocol_is_damaged(a_finished_run: Path, fedloom_: Fedloom, tmp_path: Path) -> None:
+    shutil.copytree(a_finished_run, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    del result["protocol"]
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result))
+    check_refused(fedloom_("show", tmp_path / "run"), DamagedRun, "result.json is damaged", "no 'protocol'")

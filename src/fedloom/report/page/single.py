@@ -9,6 +9,7 @@ from fedloom.report.charts.costs import bytes_by_field, time_by_stage
 from fedloom.report.charts.data import likeness_figures, split_map
 from fedloom.report.charts.rounds import accuracy_over_rounds, other_notes, search_figures
 from fedloom.report.figure import Figure, Missing, Numbers, Shown
+from fedloom.report.page.anchor import anchor_sections
 from fedloom.report.page.answers import answers, answers_block, baseline_remarks, help_table
 from fedloom.report.page.architectures import architectures_block
 from fedloom.report.page.blocks import Section, beside, document, facts, figure_block, folded, gallery, missing, numbers_table
@@ -37,6 +38,7 @@ def sections_of(run: RunView, baselines: Sequence[Baseline]) -> list[Section]:
         _clients(run, baselines),
         _data(run),
         _architectures(run, baselines),
+        *anchor_sections(run, baselines),
         _search(run),
         _cost(run),
         _privacy(run),

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.core.result import LedgerEntry, mean_and_std
+from fedloom.report.anchor import anchor_line
 from fedloom.report.terminal.sparks import bar, spark_line
 from fedloom.spaces.base import BlockDiagram, CellGraph, Drawing
 
@@ -32,6 +33,8 @@ def run_view(card: Mapping[str, Any], entries: Sequence[LedgerEntry]) -> Iterato
     else:
         yield Text("accuracy by round  there is none: no round had an accuracy that was written down")
     yield _clients(card["clients"])
+    if line := anchor_line(entries, card["protocol"]):
+        yield Text(line)
     cost = card["cost"]
     whole = sum(cost["stages"].values()) or 1.0
     stages = Table("stage", "seconds", "", title="time")
