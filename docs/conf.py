@@ -26,6 +26,7 @@ NAVIGATION = {
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
     "Explain": [
         "explain/architecture",
+        "explain/search",
         "explain/personal",
         "explain/numbers",
         "explain/generator",
