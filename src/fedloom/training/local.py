@@ -202,7 +202,7 @@ class Trainer:
             lessons = torch.cat([teacher(self.pixels.normalise(some)) for some in seen.split(LESSON)])
             for part in self._parts(images):
                 learn, drawn, pixels = partial(soft_cross_entropy, teacher=lessons[part]), draw(rng), self.pixels.normalise(seen[part])
-                self._subnet_step(place, pixels, learn, drawn, True, rate, self._mask(drawn, images.images.device))
+                self._subnet_step(place, pixels, learn, drawn, 1.0, rate, self._mask(drawn, images.images.device))
         return place.weights.copy()
 
     def _subnet_step(
