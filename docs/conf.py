@@ -22,7 +22,15 @@ NAVIGATION = {
         "how-to/own-space",
         "how-to/foreign-weights",
     ],
-    "Methods": ["methods/perfedsde", "methods/perfedrlnas", "methods/spider", "methods/hapfnas", "methods/fedavg", "methods/local"],
+    "Methods": [
+        "methods/perfedsde",
+        "methods/perfedrlnas",
+        "methods/spider",
+        "methods/hapfnas",
+        "methods/fedavg",
+        "methods/fedprox",
+        "methods/local",
+    ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
     "Explain": [
         "explain/architecture",

@@ -283,7 +283,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         if self.settings.finalists and self._anchor:
             order = [self._anchor, *(one for one in order if one != self._anchor)]
         first, *others = (Finalist(one, plain(weights, one)) for one in order[: 1 + self.settings.finalists])
-        model, diary = self.tools.personalise(site, *first, instruction.seed, others)
+        model, diary = self.tools.personalise(site, first.architecture, first.plain, instruction.seed, others)
         notes = {**diary.notes, **self._notes(found, Architecture.parse(model.architecture))}
         diary = replace(diary, evaluated_architectures=found.scored, notes=notes)
         return Answer(Report(instruction.client, instruction.round), found.memory, diary, model)

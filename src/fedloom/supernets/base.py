@@ -119,6 +119,10 @@ class Supernet(ABC, Generic[Space]):
         """Where the weights of a plain network lie in the supernet's, and the choices by which ``masked`` then computes that network."""
         return self.regions(architecture), architecture.choices
 
+    def in_head(self, name: str) -> bool:
+        """Whether a parameter, of the supernet or of a plain network, is the classifier's: of the layer that makes logits of features."""
+        return name.startswith("classifier.")
+
     def network(self, architecture: Architecture) -> nn.Module:
         """The stand-alone network as plain torch modules, freshly initialised. Default: a module that holds its parameters
         and statistics by name and computes ``forward``."""

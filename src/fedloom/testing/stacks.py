@@ -22,6 +22,7 @@ from fedloom.supernets.base import Supernet
 from fedloom.testing.executions import MASKED, SLICED, draws_of, examples_of
 from fedloom.testing.nets import InPrecision, masks, weights_of
 from fedloom.testing.spaces import Given, each, needs_masks
+from fedloom.training.holds import Part, Pull
 from fedloom.training.local import NetworkJob, SupernetJob, Trained, Trainer
 from fedloom.training.scoring import Measured, NetworkRequest, Scorer
 
@@ -73,6 +74,27 @@ class StackContract(Given):
         alone, stacked = (Trainer(supernet, own, InPrecision(precision=precision)).train_networks([*jobs()]) for own in (SLICED, MASKED))
         for one, other, start in zip(alone, stacked, starts, strict=True):
             check_moved(other, one, start)
+
+    def test_networks_that_are_held_back_train_in_a_stack_as_alone(self, supernet: Supernet[Any]) -> None:
+        """Some move in a part only, some are pulled towards other weights, some are as usual: all of them at once."""
+        kinds: list[tuple[Part, float]] = [("head", 0.0), ("whole", 0.5), ("body", 2.0), ("whole", 0.0), ("whole", 3.0), ("head", 0.0)]
+        architectures = some(supernet, "different" if masks(supernet) else "one") * 2
+        starts, anchors = (
+            [in_precision(supernet.plain(weights_of(supernet, seed + first), one), torch.float64) for seed, one in enumerate(architectures)]
+            for first in (0, 10)
+        )
+
+        def jobs() -> Iterator[NetworkJob]:
+            for seed, (one, start, anchor, (part, strength)) in enumerate(zip(architectures, starts, anchors, kinds, strict=True)):
+                pull, draw = Pull(anchor, strength) if strength else None, np.random.default_rng(seed)
+                yield NetworkJob(start, one, examples_of(supernet, 8, seed), [0.02, 0.01], draw, part, pull)
+
+        pixels = InPrecision(precision=torch.float64)
+        alone, stacked = (Trainer(supernet, own, pixels).train_networks([*jobs()]) for own in (SLICED, MASKED))
+        for one, other, start, (part, _) in zip(alone, stacked, starts, kinds, strict=True):
+            check_moved(other, one, start)
+            still = [name for name in start if part != "whole" and supernet.in_head(name) != (part == "head")]
+            assert all(torch.equal(trained.weights[name], start[name]) for trained in (one, other) for name in still)
 
     @needs_masks
     @pytest.mark.parametrize("draws", ["archive", "taught"])

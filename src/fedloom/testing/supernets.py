@@ -57,6 +57,17 @@ class SupernetContract(Given):
             torch.testing.assert_close(supernet.forward(images, plain, architecture), expected, **CLOSE)
 
     @torch.no_grad()
+    def test_without_the_classifier_all_images_are_alike(self, supernet: Supernet[Any]) -> None:
+        """``in_head`` names the layer that makes logits, in the supernet and in its plain networks, and not the whole network."""
+        assert any(supernet.in_head(name) for name in supernet.shapes)
+        weights = weights_of(supernet)
+        for architecture in some(supernet, 1):
+            plain = supernet.plain(weights, architecture)
+            head, images = [name for name in plain if supernet.in_head(name)], images_of(supernet, 4)
+            assert 0 < len(head) < len(plain), "say in_head: it finds the parameters of the classifier by their names"
+            logits = supernet.forward(images, {name: tensor * (name not in head) for name, tensor in plain.items()}, architecture)
+            assert (logits == logits[:1]).all() and (supernet.forward(images, plain, architecture) != logits).any()
+
     def test_different_architectures_compute_different_things(self, supernet: Supernet[Any]) -> None:
         weights, images = weights_of(supernet), images_of(supernet, 7)
         logits = [supernet.forward(images, supernet.take(weights, a), a) for a in some(supernet)]

@@ -16,16 +16,19 @@ from fedloom.core.client_site import Examples
 from fedloom.core.seeds import rng
 from fedloom.maths.evidence import kept
 from fedloom.supernets.base import Weights
+from fedloom.training.holds import Part, Pull
 from fedloom.training.local import NetworkJob, Trainer
 from fedloom.training.recipe import TrainingSettings, falling
 from fedloom.training.scoring import NetworkRequest, Score, Scorer
 
 
 class Finalist(NamedTuple):
-    """A network that may become a client's own."""
+    """A network that may become a client's own. part: what fine-tuning moves; pull: towards what."""
 
     architecture: Architecture
     plain: Weights
+    part: Part = "whole"
+    pull: Pull | None = None
 
 
 @dataclass(frozen=True)
@@ -116,4 +119,4 @@ class Finetuning:
         """Fine-tuning that starts at this rate."""
         epochs = self.settings.finetune_epochs
         rates = [falling(rate, epoch / epochs, "cosine") for epoch in range(epochs)]
-        return NetworkJob(finalist.plain, finalist.architecture, examples, rates, rng(seed, "finetune"))
+        return NetworkJob(finalist.plain, finalist.architecture, examples, rates, rng(seed, "finetune"), finalist.part, finalist.pull)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import cached_property
 
 import torch
@@ -24,12 +24,16 @@ KEPT = 8  # captured steps
 class WeightsInTraining:
     """Packed weights, their momenta and decay. ``run`` makes a step; on a GPU, one that is made often becomes a CUDA graph.
 
+    moves: the parameters that training moves; none: all of them.
+
     A step is known by its key: what it computes and the shapes of its inputs. Inputs are copied to fixed tensors, because a
     graph reads and writes fixed addresses. Graphs share memory: they never run at the same time, and leave nothing in it.
     """
 
-    def __init__(self, weights: Packed, decay: float, captures: bool = True) -> None:
-        self.weights = weights
+    def __init__(self, weights: Packed, decay: float, captures: bool = True, moves: Collection[str] | None = None) -> None:
+        self.weights, self.moves = weights, moves
+        self.mask = None if moves is None else self._marked(moves)  # (entries,)
+        self._pull: tuple[Tensor, Tensor] | None = None  # like the weights; () or (rows, 1)
         self.momenta = torch.zeros_like(weights.flat)
         # (entries,) no decay for biases and normalisation
         by_name = (torch.full(shape, decay if len(shape) > 1 else 0.0, dtype=weights.flat.dtype) for shape in weights.shapes.values())
@@ -51,6 +55,24 @@ class WeightsInTraining:
             self.momenta.zero_()
         else:
             self.momenta.copy_(momenta)
+
+    def pull(self, towards: Tensor, strength: Tensor) -> None:
+        """From now on gradients have a proximal term (``Pull``). towards: like the weights; strength: (), or (rows, 1)."""
+        if self._pull is None:
+            self._pull = towards.clone(), strength.clone()
+        else:  # in place: captured steps read it there
+            for kept, given in zip(self._pull, (towards, strength), strict=True):
+                kept.copy_(given)
+
+    def pulled(self, gradient: Tensor) -> Tensor:
+        if self._pull is None:
+            return gradient
+        towards, strength = self._pull
+        return torch.addcmul(gradient, strength, self.weights.flat - towards)
+
+    def _marked(self, moves: Collection[str]) -> Tensor:
+        shapes = self.weights.shapes
+        return flattened(torch.full(shape, name in moves) for name, shape in shapes.items()).to(self.weights.flat.device)
 
     def run(self, step: Callable[..., None], key: Hashable, *inputs: Input) -> None:
         self._calls[key] += 1

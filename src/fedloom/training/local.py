@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -21,6 +21,7 @@ from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.training.graphs import WeightsInTraining
+from fedloom.training.holds import Part, Pull, moving
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
@@ -49,13 +50,15 @@ Teacher = Callable[[Tensor], Tensor]  # normalised images -> (n, classes) logits
 
 @dataclass(frozen=True)
 class NetworkJob:
-    """Train a plain network, all of its entries; one learning rate per epoch."""
+    """Train a plain network; one learning rate per epoch. part: what moves; the rest stays as it is, momentum and decay included."""
 
     plain: Weights
     architecture: Architecture
     examples: Examples
     rates: Sequence[float]
     rng: np.random.Generator
+    part: Part = "whole"
+    pull: Pull | None = None
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,9 @@ def sandwich(space: SearchSpace, random: int) -> Draw:
     return lambda rng: [space.named["largest"], space.named["smallest"], *(space.sample(rng) for _ in range(random))]
 
 
-def gradients(weights: Weights, loss: Callable[[Weights], Tensor]) -> list[Tensor]:
-    """One per weight; zero where the loss does not depend on it."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+def gradients(weights: Weights, loss: Callable[[Weights], Tensor], moves: Container[str] | None = None) -> list[Tensor]:
+    """One per weight; zero where the loss does not depend on it, and for what does not move."""
+    leaves = {name: tensor.detach().requires_grad_(moves is None or name in moves) for name, tensor in weights.items()}
     # ``backward`` and not ``grad``, which first looks for the ways to its inputs: with hundreds of small weights that takes time.
     loss(leaves).backward()
     return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
@@ -105,7 +108,7 @@ class Trainer:
     def __init__(self, supernet: Supernet[Any], settings: TrainingSettings, pixels: Pixels, loss: Loss = F.cross_entropy) -> None:
         self.supernet, self.settings, self.pixels, self.loss = supernet, settings, pixels, loss
         self.augmentation = Augmentation(settings.crop, settings.flip, settings.cutout)
-        self._in_training: dict[str, tuple[Hashable, WeightsInTraining]] = {}  # the last one for a network and for the supernet
+        self._in_training: dict[str, tuple[Hashable, WeightsInTraining]] = {}  # the last one of each kind of network, and for the supernet
         self._masks: dict[tuple[Architecture, ...], Tensor] = {}
         self._marks: dict[Hashable, Tensor] = {}
 
@@ -141,13 +144,24 @@ class Trainer:
     def _train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
         if not jobs or not stacked(self.settings, jobs[0].examples.labels.device):
             return [self.watch_network(job) for job in jobs]
-        courses = [self.batches(job.examples, job.rates, job.rng) for job in jobs]
-        weights = self.stacks.networks([(job.architecture, job.plain) for job in jobs], courses)
-        return [self._trained_network(job, own) for job, own in zip(jobs, weights, strict=True)]
+        alike: dict[tuple[Part, bool], list[int]] = {}  # which of them can be in a stack
+        for number, job in enumerate(jobs):
+            alike.setdefault((job.part, job.pull is not None), []).append(number)
+        trained: dict[int, Trained] = {}
+        for (part, _), numbers in alike.items():
+            some = [jobs[number] for number in numbers]
+            courses = [self.batches(job.examples, job.rates, job.rng) for job in some]
+            weights = self.stacks.networks([(job.architecture, job.plain) for job in some], courses, part, [job.pull for job in some])
+            trained |= {number: self._trained_network(jobs[number], own) for number, own in zip(numbers, weights, strict=True)}
+        return [trained[number] for number in range(len(jobs))]
 
     def watch_network(self, job: NetworkJob, after_epoch: Callable[[Weights], None] | None = None) -> Trained:
         """Train a network alone. after_epoch: sees the weights, which move on afterwards."""
-        place = self._weights_in_training("network", job.plain, job.architecture)
+        kind, moves = f"network {job.part} {job.pull is not None}", moving(self.supernet, job.part, job.plain)
+        place = self._weights_in_training(kind, job.plain, job.architecture, moves=moves)
+        if job.pull is not None:
+            towards = Packed.of(_in_order(job.pull.towards, place.weights)).flat
+            place.pull(towards, torch.full((), job.pull.strength, dtype=towards.dtype, device=towards.device))
         step, batch = partial(self._network_step, job.architecture), self._batch(job.examples)
         for number, (images, labels, rate) in enumerate(self.batches(job.examples, job.rates, job.rng), 1):
             place.run(step, batch, images, labels, rate)
@@ -162,8 +176,9 @@ class Trainer:
     def _network_step(
         self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor | float
     ) -> None:
-        _, found = self._gradients(place.weights, architecture, self.pixels.normalise(images), partial(self._loss, labels=labels))
-        sgd(place.weights.flat, place.momenta, flattened(found), place.decay, self.settings.momentum, rate, None)
+        learn = partial(self._loss, labels=labels)
+        _, found = self._gradients(place.weights, architecture, self.pixels.normalise(images), learn, place.moves)
+        sgd(place.weights.flat, place.momenta, place.pulled(flattened(found)), place.decay, self.settings.momentum, rate, place.mask)
 
     # -- supernets -----------------------------------------------------------------
     def _train_supernets(self, jobs: Sequence[SupernetJob]) -> list[Trained]:
@@ -231,7 +246,12 @@ class Trainer:
         return self.loss(logits, labels, label_smoothing=self.settings.label_smoothing)
 
     def _gradients(
-        self, weights: Weights, architecture: Architecture, pixels: Tensor, learn: Callable[[Tensor], Tensor]
+        self,
+        weights: Weights,
+        architecture: Architecture,
+        pixels: Tensor,
+        learn: Callable[[Tensor], Tensor],
+        moves: Container[str] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The logits, and a gradient per weight; zero where an architecture lets a weight go to waste (DARTS: an input whose every edge
         is ``none``)."""
@@ -242,7 +262,7 @@ class Trainer:
             said.append(logits.detach())
             return learn(logits)
 
-        found = gradients(weights, loss)
+        found = gradients(weights, loss, moves)
         return said[0], found
 
     def _mask(self, drawn: Sequence[Architecture], device: torch.device) -> Tensor:
@@ -296,16 +316,16 @@ class Trainer:
         macs = sum(self.supernet.space.cost(architecture).macs * times * batch for architecture, times in steps.items())
         return Trained(weights, steps, macs)
 
-    def _weights_in_training(self, kind: str, weights: Weights, *what: Hashable, momenta: Tensor | None = None) -> WeightsInTraining:
+    def _weights_in_training(
+        self, kind: str, weights: Weights, *what: Hashable, momenta: Tensor | None = None, moves: frozenset[str] | None = None
+    ) -> WeightsInTraining:
         """The last packed weights of this kind if they were for the same network: their captured steps can be used again."""
         key = (*what, *((name, tuple(tensor.shape), str(tensor.device)) for name, tensor in weights.items()))
         known = self._in_training.get(kind)
         if known is None or known[0] != key:
             self._in_training.pop(kind, None)  # frees its memory before the next one
-            self._in_training[kind] = (
-                key,
-                WeightsInTraining(Packed.of(weights), self.settings.weight_decay, captures=self.settings.execution != "reference"),
-            )
+            captures = self.settings.execution != "reference"
+            self._in_training[kind] = (key, WeightsInTraining(Packed.of(weights), self.settings.weight_decay, captures, moves))
         place = self._in_training[kind][1]
         place.load(weights, momenta)
         return place

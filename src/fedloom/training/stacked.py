@@ -19,6 +19,7 @@ from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.supernets.elastic import sent
 from fedloom.training.graphs import WeightsInTraining
+from fedloom.training.holds import Part, Pull, moving
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, computing
@@ -44,10 +45,11 @@ class SubnetStep(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a row starts, and where it ends. momenta: (entries,) packed; none: zero."""
+    """Where a row starts, and where it ends. momenta: (entries,) packed; none: zero. pull: all rows have one, or none has."""
 
     weights: Weights
     momenta: Tensor | None = None
+    pull: Pull | None = None
 
 
 KEPT = 3  # kinds of stacks whose captured steps are kept
@@ -73,27 +75,36 @@ class Stacks:
         self._places: dict[Hashable, WeightsInTraining] = {}
 
     # -- fixed networks ---------------------------------------------------------
-    def networks(self, networks: Sequence[tuple[Architecture, Weights]], courses: Sequence[Iterator[NetworkStep]]) -> list[Weights]:
-        """The trained weights of plain networks, all of their entries. Many of one architecture run as they are. Of architectures with few
-        networks all run together, masked, where the supernet can hold a plain network: one captured step serves all of them."""
+    def networks(
+        self,
+        networks: Sequence[tuple[Architecture, Weights]],
+        courses: Sequence[Iterator[NetworkStep]],
+        part: Part = "whole",
+        pulls: Sequence[Pull | None] = (),
+    ) -> list[Weights]:
+        """The trained weights of plain networks. Many of one architecture run as they are. Of architectures with few networks all run
+        together, masked, where the supernet can hold a plain network: one captured step serves all of them. part: what moves; pulls: of
+        all networks, or of none."""
+        pulls = pulls or [None] * len(networks)
         rows_of: dict[Architecture, list[int]] = {}
         for row, (architecture, _) in enumerate(networks):
             rows_of.setdefault(architecture, []).append(row)
         results: dict[int, Weights] = {}
         few = [row for rows in rows_of.values() if len(rows) < MANY for row in rows] if len(rows_of) > 1 and self.supernet.masks_pay else []
         if few:
-            trained = self._embedded([networks[row] for row in few], [courses[row] for row in few])
+            trained = self._embedded([networks[row] for row in few], [courses[row] for row in few], part, [pulls[row] for row in few])
             results |= dict(zip(few, trained, strict=True))
         for architecture, rows in rows_of.items():
             if rows[0] in results:
                 continue
             ends = self._in_lockstep(
-                ("network", architecture),
-                [Start(networks[row][1]) for row in rows],
+                ("network", architecture, part),
+                [Start(networks[row][1], pull=pulls[row]) for row in rows],
                 [courses[row] for row in rows],
                 _stack,
                 lambda _, architecture=architecture: partial(self._network_step, architecture),  # type: ignore[misc]
                 self._most(architecture, networks[rows[0]][1]),
+                moving(self.supernet, part, networks[rows[0]][1]),
             )
             results |= {row: end.weights for row, end in zip(rows, ends, strict=True)}
         return [results[row] for row in range(len(networks))]
@@ -102,14 +113,26 @@ class Stacks:
         def forward(own: Weights, pixels: Tensor) -> Tensor:
             return self.supernet.forward(pixels, own, architecture)[None]
 
-        self._move(place, forward, (images,), labels, rate, None)
+        self._move(place, forward, (images,), labels, rate, place.mask)
 
-    def _embedded(self, networks: Sequence[tuple[Architecture, Weights]], courses: Sequence[Iterator[NetworkStep]]) -> list[Weights]:
+    def _embedded(
+        self,
+        networks: Sequence[tuple[Architecture, Weights]],
+        courses: Sequence[Iterator[NetworkStep]],
+        part: Part,
+        pulls: Sequence[Pull | None],
+    ) -> list[Weights]:
         """Plain networks in their places in a supernet. Only their entries move, so zeros around them stay zero."""
         shapes, device = self.supernet.shapes, next(iter(networks[0][1].values())).device
         places = [self._places_of(architecture, own) for architecture, own in networks]
-        starts = [Start(_placed(plain, place, shapes)) for (_, plain), (place, _) in zip(networks, places, strict=True)]
-        masks = [_marks(place, shapes, device) for place, _ in places]
+        placed = [
+            pull and Pull(_placed(pull.towards, place, shapes), pull.strength) for pull, (place, _) in zip(pulls, places, strict=True)
+        ]
+        rows = zip(networks, places, placed, strict=True)
+        starts = [Start(_placed(plain, place, shapes), pull=pull) for (_, plain), (place, _), pull in rows]
+        moves = moving(self.supernet, part, {name for place, _ in places for name in place})
+        trained_places = [{name: place[name] for name in place if moves is None or name in moves} for place, _ in places]
+        masks = [_marks(place, shapes, device) for place in trained_places]
 
         def course(steps: Iterator[NetworkStep], run_as: Architecture, mask: Tensor) -> Iterator[SubnetStep]:
             for images, labels, rate in steps:
@@ -119,7 +142,7 @@ class Stacks:
         trained = self.supernets(starts, [course(*row) for row in zip(courses, running, masks, strict=True)])
         return [
             {name: weights[name][place[name]].clone() for name in plain}
-            for (weights, _), (_, plain), (place, _) in zip(trained, networks, places, strict=True)
+            for (weights, *_), (_, plain), (place, _) in zip(trained, networks, places, strict=True)
         ]
 
     def _places_of(self, architecture: Architecture, own: Weights) -> tuple[Mapping[str, Region], tuple[int, ...]]:
@@ -184,15 +207,18 @@ class Stacks:
         the others learn from the first, and count this much."""
         kept = place.weights.flat.dtype
         dtype, rows = computing(self.settings, place.weights.flat), len(labels)
-        leaves = {name: view.detach().requires_grad_() for name, view in place.weights.to(dtype).items()}
+        moves = place.weights.shapes if place.moves is None else place.moves
+        leaves = {name: view.detach().requires_grad_(name in moves) for name, view in place.weights.to(dtype).items()}
         pixels = self.pixels.normalise(inputs[0])
         inputs = (pixels if dtype == kept else pixels.to(dtype), *inputs[1:])
         if rows == 1:  # the same without the cost of vmap
             logits = forward({name: leaf[0] for name, leaf in leaves.items()}, *(given[0] for given in inputs))[None]
         else:
             logits = torch.vmap(forward)(leaves, *inputs)
-        found = torch.autograd.grad(self._losses(logits.to(kept), labels, taught), list(leaves.values()), materialize_grads=True)
-        gradient = flattened(found, stacked=True).to(kept)
+        wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        found = iter(torch.autograd.grad(self._losses(logits.to(kept), labels, taught), wanted, materialize_grads=True))
+        every = (next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves.values())
+        gradient = place.pulled(flattened(every, stacked=True).to(kept))
         sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
 
     def _losses(self, logits: Tensor, labels: Tensor, taught: float) -> Tensor:
@@ -215,6 +241,7 @@ class Stacks:
         stack: Callable[[Sequence[Any], torch.device], tuple[Hashable, Inputs]],
         step_of: Callable[[Any], Step],
         most: int,
+        moves: frozenset[str] | None = None,
     ) -> list[Start]:
         """Each row takes the steps of its course; rows with batches of equal size and one teacher make a stack. stack: what a step is
         known by, and its inputs; most: rows of a stack."""
@@ -232,7 +259,7 @@ class Stacks:
             for begin in range(0, len(waiting), size):
                 rows = waiting[begin : begin + size]
                 extra = size - len(rows)  # copies of the first row fill the last stack
-                place = self._place(kind, [starts[row] for row in [*rows, *rows[:1] * extra]])
+                place = self._place(kind, [starts[row] for row in [*rows, *rows[:1] * extra]], moves)
                 now, alive = [firsts[row] for row in rows], dict(enumerate(rows))
                 while alive:
                     key, inputs = stack([*now, *now[:1] * extra], place.weights.flat.device)
@@ -246,19 +273,24 @@ class Stacks:
                             now[index] = following
         return [results[row] for row in range(len(starts))]
 
-    def _place(self, kind: Hashable, starts: Sequence[Start]) -> WeightsInTraining:
+    def _place(self, kind: Hashable, starts: Sequence[Start], moves: frozenset[str] | None) -> WeightsInTraining:
         """The last packed weights of this kind and number, if there were any: their captured steps can be used again."""
         weights = Packed.stack([start.weights for start in starts])
-        key = (kind, len(starts), str(weights.flat.device), weights.flat.dtype)
+        pulls = [start.pull for start in starts if start.pull is not None]
+        key = (kind, bool(pulls), len(starts), str(weights.flat.device), weights.flat.dtype)
         place = self._places.pop(key, None)
         if place is None or place.weights.layout != weights.layout:
             while len(self._places) >= KEPT:
                 del self._places[next(iter(self._places))]  # frees its memory before the next one
-            place = WeightsInTraining(weights, self.settings.weight_decay)
+            place = WeightsInTraining(weights, self.settings.weight_decay, moves=moves)
         nothing = torch.zeros_like(weights.flat[0])
         known = any(start.momenta is not None for start in starts)
         momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts]) if known else None
         place.load(weights, momenta)
+        if pulls:
+            towards = Packed.stack([{name: pull.towards[name] for name in weights.shapes} for pull in pulls]).flat
+            strengths = torch.tensor([[pull.strength] for pull in pulls], dtype=towards.dtype)
+            place.pull(towards, sent(strengths, towards.device))
         self._places[key] = place  # as the last one used
         return place
 

@@ -24,6 +24,7 @@ from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import sent
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.finetuning import Finalist, Finetuning
+from fedloom.training.holds import Part, Pull
 from fedloom.training.local import Trained, Trainer
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
@@ -87,7 +88,8 @@ class Tools:
         """What training changed."""
         if isinstance(trained, Packed) and isinstance(received, Packed) and trained.layout == received.layout:
             return self.arrays(Packed(trained.flat - received.flat, trained.shapes))
-        return self.arrays({name: tensor - received[name] for name, tensor in trained.items()})
+        changed = {name: tensor - received[name] for name, tensor in trained.items()}
+        return self.arrays(changed if self.device.type == "cpu" else Packed.of(changed))
 
     def initial_supernet(self, seed: int) -> dict[str, Any]:
         return self.arrays(self._initial(seed))
@@ -150,15 +152,22 @@ class Tools:
 
     # -- the final participation ----------------------------------------------------
     def personalise(
-        self, site: ClientSite, architecture: Architecture, plain: Weights, seed: int, others: Sequence[Finalist] = ()
+        self,
+        site: ClientSite,
+        architecture: Architecture,
+        plain: Weights,
+        seed: int,
+        others: Sequence[Finalist] = (),
+        part: Part = "whole",
+        pull: Pull | None = None,
     ) -> tuple[PersonalModel, Diary]:
         """Fine-tune a network on its client's data at each rate, keep what ``training.choice`` says of the selecting examples (untuned is
         among the candidates), test that once.
 
         others: further finalists, tuned at the rate that was chosen. The network comes first: by evidence, a client leaves it only for
-        one that is clearly better. What became of the finalists is then in the diary's notes.
+        one that is clearly better. What became of the finalists is then in the diary's notes. part, pull: see ``NetworkJob``.
         """
-        finetuning, finalists = self.finetuning, [Finalist(architecture, plain), *others]
+        finetuning, finalists = self.finetuning, [Finalist(architecture, plain, part, pull), *others]
         with site.clock("finetune"):
             choice = finetuning.choose(finalists, site.data.train, self.selecting(site.data), seed)
         chosen, rate = finalists[choice.winner.finalist], choice.winner.rate

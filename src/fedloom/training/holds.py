@@ -1,0 +1,22 @@
+"""What holds a network back in training: a part of it that stays as it is, and a pull towards given weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+from fedloom.supernets.base import Supernet, Weights
+
+Part = Literal["whole", "head", "body"]  # of a network; the head is its classifier, the body everything else
+
+
+class Pull(NamedTuple):
+    """A proximal term in the loss, strength / 2 |w - towards|^2: it adds strength (w - towards) to the gradient."""
+
+    towards: Weights
+    strength: float
+
+
+def moving(supernet: Supernet[Any], part: Part, names: Iterable[str]) -> frozenset[str] | None:
+    """The parameters that training moves; none: all of them."""
+    return None if part == "whole" else frozenset(name for name in names if supernet.in_head(name) == (part == "head"))
