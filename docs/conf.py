@@ -29,6 +29,7 @@ NAVIGATION = {
         "methods/hapfnas",
         "methods/fedavg",
         "methods/fedprox",
+        "methods/fedrep",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
