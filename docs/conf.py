@@ -30,6 +30,7 @@ NAVIGATION = {
         "methods/fedavg",
         "methods/fedprox",
         "methods/fedrep",
+        "methods/fedbabu",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
