@@ -31,6 +31,7 @@ NAVIGATION = {
         "methods/fedprox",
         "methods/fedrep",
         "methods/fedbabu",
+        "methods/ditto",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
