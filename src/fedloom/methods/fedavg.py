@@ -8,7 +8,7 @@ Deviation: normalisation statistics are not averaged; every client measures its 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedloom.methods.base import METHODS
 from fedloom.methods.fixed import FixedNetwork, FixedSettings, FixedState
@@ -26,7 +26,7 @@ class FedAvgState(FixedState):
 
 @METHODS.add("fedavg", FedAvgSettings, "one fixed network averaged over clients, fine-tuned locally at the end")
 @dataclass(frozen=True)
-class FedAvg(FixedNetwork):
+class FedAvg(FixedNetwork[FedAvgState]):
     settings: FedAvgSettings
 
-    state: ClassVar[type[FixedState]] = FedAvgState
+    state: ClassVar[type[Any]] = FedAvgState

@@ -10,7 +10,7 @@ term. Normalisation statistics are measured at each client.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
@@ -31,10 +31,10 @@ class FedProxState(FixedState):
 
 @METHODS.add("fedprox", FedProxSettings, "FedProx: fedavg whose local training is held near the shared network")
 @dataclass(frozen=True)
-class FedProx(FixedNetwork):
+class FedProx(FixedNetwork[FedProxState]):
     settings: FedProxSettings
 
-    state: ClassVar[type[FixedState]] = FedProxState
+    state: ClassVar[type[Any]] = FedProxState
 
     def job(self, visit: Visit) -> NetworkJob:
         return replace(super().job(visit), pull=Pull(visit.received, self.settings.pull))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
@@ -41,6 +41,9 @@ class FixedState:
     carried: Arrays = field(default_factory=dict)  # from round to round, by [averaging]
 
 
+Fixed = TypeVar("Fixed", bound=FixedState)
+
+
 class Visit(NamedTuple):
     """One participation of a client, and the shared weights that it received, on the device."""
 
@@ -51,23 +54,24 @@ class Visit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FixedNetwork(AveragingMethod[FixedState]):
+class FixedNetwork(AveragingMethod[Fixed]):
     """What differs from FedAvg a method says itself: the ``job`` of local training, or what a client does in ``train`` and ``finish``."""
 
     settings: Any
 
-    state: ClassVar[type[FixedState]]  # a method's own: a run's file says whose state it holds
+    state: ClassVar[type[Any]]  # a method's own: a run's file says whose state it holds
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared network", like="weights"),
         "examples": EXAMPLES,
     }
 
     # -- server ---------------------------------------------------------------
-    def start(self, seed: int) -> FixedState:
+    def start(self, seed: int) -> Fixed:
         architecture = self.tools.space.find(self.settings.architecture, rng(seed, "architecture"))
-        return self.state(0, seed, architecture.id, frozen(self.tools.initial_network(seed, architecture)))
+        state: Fixed = self.state(0, seed, architecture.id, frozen(self.tools.initial_network(seed, architecture)))
+        return state
 
-    def instruct(self, state: FixedState, client: str, action: str) -> Instruction:
+    def instruct(self, state: Fixed, client: str, action: str) -> Instruction:
         return message(state, client, action, {"weights": state.weights}, {"architecture": state.architecture})
 
     # -- client ---------------------------------------------------------------
@@ -100,3 +104,43 @@ class FixedNetwork(AveragingMethod[FixedState]):
     def finish(self, visit: Visit) -> Answer:
         model, diary = self.tools.personalise(visit.site, visit.architecture, visit.received, visit.instruction.seed)
         return Answer(Report(visit.instruction.client, visit.instruction.round), diary=diary, model=model)
+
+
+@dataclass(frozen=True)
+class BodyState(FixedState):
+    """weights: the body's. head: the classifier as it was at first."""
+
+    head: Arrays = field(default_factory=dict)
+
+
+Body = TypeVar("Body", bound=BodyState)
+
+
+@dataclass(frozen=True)
+class SharedBody(FixedNetwork[Body]):
+    """Only the body is averaged: no classifier leaves a client. Clients receive the classifier that all of them start with."""
+
+    uploads: ClassVar[Manifest] = {
+        "update": Upload("what local training changed in the shared body of the network; the classifier stays", like="weights"),
+        "examples": EXAMPLES,
+    }
+
+    # -- server ---------------------------------------------------------------
+    def start(self, seed: int) -> Body:
+        whole, in_head = super().start(seed), self.tools.supernet.in_head
+        head, body = ({name: array for name, array in whole.weights.items() if in_head(name) == wanted} for wanted in (True, False))
+        return replace(whole, weights=frozen(body), head=frozen(head))
+
+    def instruct(self, state: Body, client: str, action: str) -> Instruction:
+        return message(state, client, action, {"weights": state.weights, "head": state.head}, {"architecture": state.architecture})
+
+    # -- client ---------------------------------------------------------------
+    def head(self, visit: Visit) -> Weights:
+        """The classifier that a client starts from."""
+        return self.tools.own(visit.instruction.arrays["head"])
+
+    def network(self, visit: Visit) -> Weights:
+        return {**visit.received, **self.head(visit)}
+
+    def job(self, visit: Visit) -> NetworkJob:
+        return replace(super().job(visit), plain=self.network(visit), part="body")

@@ -71,12 +71,16 @@ class Tools:
         """On the device. All clients of a round receive the same arrays, which are frozen: they are sent there once."""
         known = self._sent.get("arrays")
         if known is None or known[0] is not arrays:
-            tensors: Weights = {name: torch.tensor(array) for name, array in arrays.items()}
-            if self.device.type != "cpu":  # in one piece
-                packed = Packed.of(tensors)
-                tensors = Packed(sent(packed.flat, self.device), packed.shapes)
-            known = self._sent["arrays"] = (arrays, tensors)
+            known = self._sent["arrays"] = (arrays, self.own(arrays))
         return known[1]
+
+    def own(self, arrays: Arrays) -> Weights:
+        """A client's own, such as those that it remembers, on the device."""
+        tensors: Weights = {name: torch.tensor(array) for name, array in arrays.items()}
+        if self.device.type == "cpu":
+            return tensors
+        packed = Packed.of(tensors)  # travels in one piece
+        return Packed(sent(packed.flat, self.device), packed.shapes)
 
     @staticmethod
     def arrays(weights: Weights) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""FedBABU: the head stays as it was drawn until the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fedloom.config import Settings
+from fedloom.testing import Played
+
+HEAD = ["classifier.bias", "classifier.weight"]
+TUNED = ("training.choice=evidence", "training.evidence=1e9")  # whatever the validation images say
+MOVED = {"whole": (True, True), "head": (True, False), "body": (False, True)}  # the head, the body
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], names: list[str]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in names)
+
+
+@pytest.mark.parametrize("tune", MOVED)
+def test_the_head_is_random_in_all_rounds_and_tuned_at_the_end(tune: str, tiny: Callable[..., Settings]) -> None:
+    played = Played(tiny("method=fedbabu", f"fedbabu.tune={tune}", *TUNED))
+    start, body = played.state, sorted(played.state.weights)
+    assert sorted(start.head) == HEAD and not set(body) & set(HEAD)
+    initial = played.tools.initial_network(start.seed, played.tools.space.named["smallest"])
+    assert same(start.head, initial, HEAD) and same(start.weights, initial, body)
+    for _ in range(2):
+        for answer in played.round():
+            assert sorted(answer.report.arrays["update"]) == body and not answer.memory.arrays
+    assert all(same(instruction.arrays["head"], initial, HEAD) for instruction in played.instructions)
+    assert not same(played.state.weights, start.weights, body)
+    model = played.farewell(played.federation.names[0]).model
+    assert model is not None
+    assert (not same(model.arrays, initial, HEAD), not same(model.arrays, played.state.weights, body)) == MOVED[tune]
+
+
+def test_a_round_moves_the_body_as_training_under_this_head_does(tiny: Callable[..., Settings]) -> None:
+    """One step on all images, by hand: the gradient of fedavg on the same network, without that of its head."""
+    one_step = ("training.batch=100", "training.rate=0.1")
+    babu, plainly = Played(tiny("method=fedbabu", *one_step)), Played(tiny("method=fedavg", *one_step))
+    for own, whole in zip(babu.round(), plainly.round(), strict=True):
+        update = whole.report.arrays["update"]
+        assert set(update) - set(own.report.arrays["update"]) == set(HEAD) and np.abs(update["classifier.bias"]).max() > 0
+        assert all(part == pytest.approx(update[name], abs=1e-6) for name, part in own.report.arrays["update"].items())
