@@ -72,19 +72,19 @@ def is_untuned(model: PersonalModel, network: Finalist) -> bool:
 )
 def test_the_first_rate_is_left_for_evidence_only(rates: tuple[float, ...], evidence: float, chosen: float) -> None:
     tools = tools_of(finetune_rates=rates, evidence=evidence)
-    model, diary = tools.personalise(site_of(), *fresh(), seed=0)
+    model, diary = tools.personalise(site_of(), *fresh()[:2], seed=0)
     assert diary.notes["finetune_rate"] == chosen and diary.notes["left_prior"] == diary.notes["finalist"] == 0
     assert is_untuned(model, fresh()) == (chosen == 0)
     assert "prior_loss" in diary.notes and diary.notes["prior_loss"] == diary.notes["chosen_loss"]
 
 
 def test_one_validation_image_is_no_evidence() -> None:
-    _, diary = tools_of(finetune_rates=(USELESS, USEFUL), evidence=0.1).personalise(site_of(validation=1), *fresh(), seed=0)
+    _, diary = tools_of(finetune_rates=(USELESS, USEFUL), evidence=0.1).personalise(site_of(validation=1), *fresh()[:2], seed=0)
     assert diary.notes["finetune_rate"] == USELESS
 
 
 def test_accuracy_alone_leaves_no_notes() -> None:
-    _, diary = tools_of(choice="accuracy").personalise(site_of(), *fresh(), seed=0)
+    _, diary = tools_of(choice="accuracy").personalise(site_of(), *fresh()[:2], seed=0)
     assert diary.notes == {}
 
 
@@ -103,31 +103,31 @@ def test_a_clearly_better_finalist_wins_wherever_it_stands(choice: str) -> None:
     good, tools = learned(), tools_of(choice=choice, finetune_rates=(1e-4,))
     for finalists, place in (([fresh(), good, fresh("largest")], 1), ([good, fresh()], 0)):
         site = site_of()
-        model, diary = tools.personalise(site, *finalists[0], seed=0, others=finalists[1:])
+        model, diary = tools.personalise(site, *finalists[0][:2], seed=0, others=finalists[1:])
         assert model.architecture == diary.architecture == good.architecture.id
         assert diary.notes["finalist"] == place and diary.notes["left_prior"] == float(place > 0)
         assert (diary.notes["chosen_loss"] < diary.notes["prior_loss"]) == (place > 0)
         each = [SPACE.cost(finalist.architecture).macs for finalist in finalists]
         assert diary.trained_macs == 4 * 5 * 8 * sum(each)  # epochs, steps, batch
-        memory = [tools.personalise(site_of(), *finalist, seed=0)[1].peak_memory_mb for finalist in finalists]
+        memory = [tools.personalise(site_of(), *finalist[:2], seed=0)[1].peak_memory_mb for finalist in finalists]
         assert diary.peak_memory_mb == max(memory)
 
 
 def test_the_prior_is_left_for_evidence_against_its_own_best_rate() -> None:
     """The same network again can be as good only: tuned at another rate than the prior's first it would be clearly better than that."""
     tools = tools_of(finetune_rates=(USELESS, USEFUL))
-    model, diary = tools.personalise(site_of(), *fresh(), seed=0, others=[fresh(), fresh()])
-    alone, _ = tools.personalise(site_of(), *fresh(), seed=0)
+    model, diary = tools.personalise(site_of(), *fresh()[:2], seed=0, others=[fresh(), fresh()])
+    alone, _ = tools.personalise(site_of(), *fresh()[:2], seed=0)
     assert diary.notes["left_prior"] == 0 and diary.notes["finetune_rate"] == USEFUL
     assert all(np.array_equal(model.arrays[name], array) for name, array in alone.arrays.items())
-    better, diary = tools_of(finetune_rates=(1e-4,), evidence=1e9).personalise(site_of(), *fresh(), seed=0, others=[learned()])
+    better, diary = tools_of(finetune_rates=(1e-4,), evidence=1e9).personalise(site_of(), *fresh()[:2], seed=0, others=[learned()])
     assert diary.notes["left_prior"] == 0 and better.architecture == fresh().architecture.id
     assert diary.notes["chosen_loss"] == diary.notes["prior_loss"]
 
 
 def test_a_prior_that_diverged_is_left() -> None:
     broken = Finalist(fresh().architecture, {name: tensor * np.nan for name, tensor in fresh().plain.items()})
-    model, diary = tools_of(evidence=1e9).personalise(site_of(), *broken, seed=0, others=[fresh("medium")])
+    model, diary = tools_of(evidence=1e9).personalise(site_of(), *broken[:2], seed=0, others=[fresh("medium")])
     assert model.architecture == SPACE.named["medium"].id and diary.notes["left_prior"] == 1
     assert "prior_loss" not in diary.notes  # it is not finite
 
@@ -137,7 +137,7 @@ def test_other_finalists_are_tuned_at_the_priors_rate_in_one_call(monkeypatch: p
     for owner, name in ((tools.trainer, "train_networks"), (tools.scorer, "score_networks")):
         asked = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda some, asked=asked: (calls.append(len(some)), asked(some))[1])
-    tools.personalise(site_of(), *fresh(), seed=0, others=[fresh("medium"), fresh("largest")])
+    tools.personalise(site_of(), *fresh()[:2], seed=0, others=[fresh("medium"), fresh("largest")])
     assert calls == [2, 3, 2, 2, 1]  # the prior tuned, scored with the untuned one; the others tuned, scored; one tested
 
 
@@ -145,8 +145,8 @@ def test_other_finalists_are_tuned_at_the_priors_rate_in_one_call(monkeypatch: p
 @pytest.mark.parametrize("choice", ["accuracy", "evidence"])
 def test_what_was_chosen_is_trained_once_more_on_all_images(choice: str) -> None:
     site, other, tools = site_of(), fresh("medium"), tools_of(rejoin=True, choice=choice, finetune_rates=(USELESS, USEFUL))
-    before, honest = tools_of(choice=choice, finetune_rates=(USELESS, USEFUL)).personalise(site_of(), *fresh(), seed=3, others=[other])
-    model, diary = tools.personalise(site, *fresh(), seed=3, others=[other])
+    before, honest = tools_of(choice=choice, finetune_rates=(USELESS, USEFUL)).personalise(site_of(), *fresh()[:2], seed=3, others=[other])
+    model, diary = tools.personalise(site, *fresh()[:2], seed=3, others=[other])
     start = [fresh(), other][int(honest.notes["finalist"])]
     both = tools.joined(site)
     assert (
@@ -169,21 +169,21 @@ def test_the_stated_validation_accuracy_is_of_a_network_that_did_not_see_these_i
     shuffled = replace(data.validation, labels=data.validation.labels.roll(1))
     site = ClientSite("client-0", replace(data, validation=shuffled, test=shuffled))
     tools = tools_of(rejoin=True, finetune_rates=(USEFUL,), finetune_epochs=15, evidence=1e9, label_smoothing=0.0)
-    _, diary = tools.personalise(site, *fresh(), seed=0)
+    _, diary = tools.personalise(site, *fresh()[:2], seed=0)
     assert diary.validation_accuracy is not None and diary.test_accuracy is not None
     assert diary.validation_accuracy < 0.2 < 0.4 < diary.test_accuracy
 
 
 def test_an_untuned_network_is_not_trained_again() -> None:
     site, tools = site_of(), tools_of(rejoin=True, finetune_rates=(RUINOUS,))
-    model, diary = tools.personalise(site, *fresh(), seed=0)
+    model, diary = tools.personalise(site, *fresh()[:2], seed=0)
     assert is_untuned(model, fresh()) and "rejoin" not in site.clock.seconds
-    assert diary.trained_macs == tools_of(finetune_rates=(RUINOUS,)).personalise(site_of(), *fresh(), seed=0)[1].trained_macs
+    assert diary.trained_macs == tools_of(finetune_rates=(RUINOUS,)).personalise(site_of(), *fresh()[:2], seed=0)[1].trained_macs
 
 
 def test_a_client_without_validation_images_is_refused() -> None:
     with pytest.raises(InvalidData, match=r"client-0 has no validation images.*set training.rejoin=false"):
-        tools_of(rejoin=True).personalise(site_of(validation=0), *fresh(), seed=0)
+        tools_of(rejoin=True).personalise(site_of(validation=0), *fresh()[:2], seed=0)
 
 
 # -- the loss of each image ----------------------------------------------------------

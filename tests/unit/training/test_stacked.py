@@ -150,7 +150,7 @@ def test_only_architectures_with_few_networks_are_masked(
         stacks, "_in_lockstep", lambda kind, starts, *more: (kinds.append((kind, len(starts))), lockstep(kind, starts, *more))[1]
     )
     got = trained(stacks, rows)
-    assert kinds == [("supernet", 2), (("network", supernet.space.named["smallest"]), 2)]
+    assert kinds == [("supernet", 2), (("network", supernet.space.named["smallest"], "whole"), 2)]
     for own, given in zip(got, rows, strict=True):
         check(own, by_hand(supernet, given), given[1])
 
@@ -269,7 +269,7 @@ def test_few_kinds_of_stacks_are_kept(supernet: MobileNetV3Supernet, stacks: Sta
     """Their captured steps take memory."""
     for count in range(1, module.KEPT + 3):
         trained(stacks, [row(supernet, seed, steps=1) for seed in range(count)])
-    assert [key[1] for key in stacks._places] == [3, 4, 5]  # type: ignore[index]
+    assert [key[2] for key in stacks._places] == [3, 4, 5]  # type: ignore[index]
     steps: Iterator[NetworkStep] = iter(())
     assert stacks.networks([(supernet.space.named["smallest"], plain_of(supernet, supernet.space.named["smallest"], 0))], [steps])
     assert len(stacks._places) == module.KEPT  # nothing to train, nothing to keep
