@@ -3,17 +3,22 @@
 Body aggregation and body update: the classifier (head) of one fixed network keeps its random initial weights throughout the rounds, at
 every client the same. Clients train and average the body alone. At the end each client fine-tunes the network to its own.
 
+These random weights are drawn as the framework draws a linear layer's. A space may start its classifier much smaller, which a body that
+has to learn under it would pay for: no step of the rounds ever enlarges it.
+
 Deviations: the rate of fine-tuning is chosen on validation data, untuned among the candidates; normalisation layers belong to the body,
 and their statistics are measured at each client.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fedloom.core.messages import Report
+from fedloom.core.messages import Report, frozen
 from fedloom.core.method import Answer
+from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
 from fedloom.methods.fixed import BodyState, FixedSettings, SharedBody, Visit
@@ -36,6 +41,14 @@ class FedBABU(SharedBody[FedBABUState]):
 
     state: ClassVar[type[Any]] = FedBABUState
 
+    # -- server ---------------------------------------------------------------
+    def start(self, seed: int) -> FedBABUState:
+        state, draw = super().start(seed), rng(seed, "classifier")
+        bounds = {name: 1 / math.sqrt(math.prod(array.shape[1:])) for name, array in state.head.items() if array.ndim > 1}
+        drawn = {name: draw.uniform(-bound, bound, state.head[name].shape).astype(state.head[name].dtype) for name, bound in bounds.items()}
+        return replace(state, head=frozen({**state.head, **drawn}))
+
+    # -- client ---------------------------------------------------------------
     def finish(self, visit: Visit) -> Answer:
         tune: Any = self.settings.tune
         model, diary = self.tools.personalise(visit.site, visit.architecture, self.network(visit), visit.instruction.seed, part=tune)
