@@ -1,7 +1,7 @@
 """Several methods on the same splits and within the same budget: every method and seed is an ordinary run, in a process of its own.
 
-On a GPU several runs share one process instead: what clients of different runs ask for at the same time, with the same settings, is done
-together, as for clients of one run (``training/together.py``).
+Several runs can share one process instead, which is for GPUs: what clients of different runs ask for at the same time, with the same
+settings, is done together, as for clients of one run (``training/together.py``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from fedloom.training.together import answers
 
 FEDLOOM = (sys.executable, "-m", "fedloom")
 GLANCE_SECONDS = 0.1  # between two looks at the processes
-ON_A_GPU = 4  # runs side by side; with five clients each as many as one run may have at once
 PATIENCE_SECONDS = 10.0  # for a process that was asked to end
 
 
@@ -165,17 +164,8 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def usual_jobs(settings: Settings) -> int:
     """As many processes as this one may use cores; one where they would share a GPU."""
-    return usable_cores() if settings.engine == "inline" and not _on_a_gpu(settings) else 1  # the others take many cores for one run
-
-
-def usual_side_by_side(settings: Settings) -> int:
-    """Runs that share a process: several where they share a GPU, unless they are there to be compared with one network at a time."""
-    shares = settings.engine == "inline" and _on_a_gpu(settings) and not settings.components["inline"].reference
-    return ON_A_GPU if shares else 1
-
-
-def _on_a_gpu(settings: Settings) -> bool:
-    return settings.components[settings.engine].device != "cpu" and torch.cuda.is_available()
+    gpu = settings.components[settings.engine].device != "cpu" and torch.cuda.is_available()
+    return usable_cores() if settings.engine == "inline" and not gpu else 1  # the others take many cores for one run
 
 
 def usable_cores() -> int:

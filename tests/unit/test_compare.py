@@ -190,15 +190,6 @@ def test_one_run_per_core_and_one_on_a_gpu(tiny: Callable[..., Settings], monkey
     assert compare.usual_jobs(tiny("engine=processes", "processes.device=cpu")) == 1
 
 
-def test_several_share_a_process_on_a_gpu_only(tiny: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compare.usual_side_by_side(tiny("inline.device=cpu")) == 1
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert compare.usual_side_by_side(tiny("inline.device=cpu")) == 1
-    assert compare.usual_side_by_side(tiny("inline.device=auto")) == compare.ON_A_GPU > 1
-    assert compare.usual_side_by_side(tiny("inline.device=auto", "inline.reference=true")) == 1
-    assert compare.usual_side_by_side(tiny("engine=processes", "processes.device=auto")) == 1
-
-
 # -- side by side in one process -----------------------------------------------------------------------------
 SEVERAL = ("--methods", "perfedsde,fedavg", "--seeds", 2)
 

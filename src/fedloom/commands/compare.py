@@ -28,12 +28,8 @@ def compare(
     ] = 0,
     side_by_side: Annotated[
         int,
-        typer.Option(
-            min=0,
-            help="runs in one process, whose clients train and score together; "
-            f"0: {comparison.ON_A_GPU} on a GPU unless --jobs is given, else 1",
-        ),
-    ] = 0,
+        typer.Option(min=1, help="runs at a time in one process, whose clients train and score together; for a GPU"),
+    ] = 1,
     as_json: PrintJson = False,
 ) -> None:
     """Run several methods on the same splits and compare them client by client.
@@ -43,17 +39,19 @@ def compare(
     """
     source, changes = source_and_changes(source, overrides)
     settings = config.load(source, changes)
-    several = side_by_side or (1 if jobs else comparison.usual_side_by_side(settings))
-    if several > 1 and (jobs > 1 or settings.engine != "inline"):
+    if side_by_side > 1 and (jobs > 1 or settings.engine != "inline"):
         other = f"--jobs {jobs}" if jobs > 1 else f"engine={settings.engine}"
-        raise InvalidConfig(f"--side-by-side {several} puts several runs into one process, {other} into several. Choose one of them")
+        raise InvalidConfig(f"--side-by-side {side_by_side} puts several runs into one process, {other} into several. Choose one of them")
     jobs = jobs or comparison.usual_jobs(settings)
     names = [method.strip() for method in methods.split(",")]
     runs = comparison.plan(source, changes, names, seeds)
     own = comparison.own_settings(source, changes, names)
     watching = new_console(stderr=True) if as_json else console
     with stoppable("The same command goes on from here"), LiveRuns(watching, [run.name for run in runs]) as view:
-        failures = comparison.execute(runs, jobs, view) if several == 1 else comparison.execute_side_by_side(runs, several, view)
+        if side_by_side > 1:
+            failures = comparison.execute_side_by_side(runs, side_by_side, view)
+        else:
+            failures = comparison.execute(runs, jobs, view)
     results = comparison.collect(runs, failures)
     card = comparison_card(results)
     card["folder"] = str(runs[0].folder.parent)
