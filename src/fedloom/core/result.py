@@ -95,6 +95,7 @@ class Ledger:
     stages: dict[str, float] = field(default_factory=dict)
     uploads: set[str] = field(default_factory=set)
     best_ever: dict[str, float] = field(default_factory=dict)  # client -> best test accuracy of any participation
+    latest: dict[str, float] = field(default_factory=dict)  # client -> test accuracy at its last participation in a round
     final: dict[str, LedgerEntry] = field(default_factory=dict)
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
@@ -111,6 +112,8 @@ class Ledger:
                 self.stages[stage] = self.stages.get(stage, 0.0) + seconds
             if entry.test_accuracy is not None:
                 self.best_ever[entry.client] = max(entry.test_accuracy, self.best_ever.get(entry.client, 0.0))
+                if not entry.final:
+                    self.latest[entry.client] = entry.test_accuracy
             if entry.final:
                 self.final[entry.client] = entry
 
@@ -137,7 +140,8 @@ class ClientResult:
 @dataclass(frozen=True)
 class RunResult:
     """result.json, schema fedloom.result/1. ``mean`` and ``std`` are over clients, of the model chosen on validation data (protocol clean);
-    ``best_ever_*`` take each client's best test accuracy of the whole run, to compare with papers that report it."""
+    two others are there to compare with papers that report them: ``last_participation_*``, of the network each client had trained at its
+    last participation in a round (its best member, where it searches), and ``best_ever_*``, each client's best of the whole run."""
 
     method: str
     space: str
@@ -155,11 +159,19 @@ class RunResult:
         ledger = self.ledger
         mean, std = mean_and_std([client.test_accuracy for client in self.clients])
         best_mean, best_std = mean_and_std([ledger.best_ever[client.name] for client in self.clients])
+        last_mean, last_std = mean_and_std([ledger.latest[client.name] for client in self.clients if client.name in ledger.latest])
         return json.dumps(
             {
                 "schema": SCHEMA,
                 **{name: getattr(self, name) for name in ("method", "space", "dataset", "protocol", "seed", "rounds", "finished")},
-                "accuracy": {"mean": mean, "std": std, "best_ever_mean": best_mean, "best_ever_std": best_std},
+                "accuracy": {
+                    "mean": mean,
+                    "std": std,
+                    "last_participation_mean": last_mean,
+                    "last_participation_std": last_std,
+                    "best_ever_mean": best_mean,
+                    "best_ever_std": best_std,
+                },
                 "clients": [asdict(client) for client in self.clients],
                 "cost": {
                     "seconds": round(self.seconds, 3),

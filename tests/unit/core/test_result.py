@@ -62,6 +62,7 @@ def test_the_ledger_adds_up() -> None:
     assert made.stages == {"train": 5.0, "score": 0.75, "finetune": 2.0}
     assert made.uploads == {"coverage", "examples", "update"}
     assert made.best_ever == {"client-0": 0.75, "client-1": 1.0}
+    assert made.latest == {"client-0": 0.75, "client-1": 0.25}  # in rounds; the second time client-0 was not tested
     assert made.final == {"client-0": ENTRIES[3], "client-1": ENTRIES[4]}
 
 
@@ -118,7 +119,8 @@ def test_the_schema_key_by_key() -> None:
     written = json.loads(result().to_json())
     top = "schema method space dataset protocol seed rounds finished accuracy clients cost uploads environment"
     assert list(written) == top.split()
-    assert list(written["accuracy"]) == ["mean", "std", "best_ever_mean", "best_ever_std"]
+    three = ("", "last_participation_", "best_ever_")
+    assert list(written["accuracy"]) == [f"{what}{number}" for what in three for number in ("mean", "std")]
     line = "name test_accuracy validation_accuracy architecture parameters macs train_examples test_examples"
     assert [list(client) for client in written["clients"]] == [line.split()] * 2
     cost = "seconds stages bytes_up bytes_down trained_macs evaluated_architectures peak_memory_mb simulated_seconds"
@@ -131,7 +133,8 @@ def test_the_values_by_hand() -> None:
     assert [written[key] for key in ("method", "space", "dataset", "protocol")] == ["toy-method", "toy", "digits", "clean"]
     assert [written[key] for key in ("seed", "rounds", "finished")] == [3, 2, True]
     # Final 0.5 and 1.0; best ever 0.75 and 1.0; population standard deviation.
-    assert written["accuracy"] == {"mean": 0.75, "std": 0.25, "best_ever_mean": 0.875, "best_ever_std": 0.125}
+    last = {"last_participation_mean": 0.5, "last_participation_std": 0.25}
+    assert written["accuracy"] == {"mean": 0.75, "std": 0.25, **last, "best_ever_mean": 0.875, "best_ever_std": 0.125}
     assert written["clients"][1] == {
         "name": "client-1",
         "test_accuracy": 1.0,
@@ -158,7 +161,7 @@ def test_the_values_by_hand() -> None:
 
 def test_a_result_before_the_end_has_no_accuracy() -> None:
     written = json.loads(result(clients=(), finished=False, ledger=Ledger()).to_json())
-    assert written["accuracy"] == {"mean": None, "std": None, "best_ever_mean": None, "best_ever_std": None}
+    assert len(written["accuracy"]) == 6 and set(written["accuracy"].values()) == {None}
     assert written["clients"] == [] and written["finished"] is False
 
 
