@@ -100,6 +100,7 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         "architecture": Upload("the choices of the network it belongs to: the server cuts the client's part by them", like="architecture"),
         "examples": Upload("number of training examples, the client's weight in averages", low=1, high=LARGEST_COUNT),
     }
+    search: ClassVar[str] = "client"
     tiny_needs: ClassVar[Mapping[str, object]] = {"split.server": 0.02}
 
     @staticmethod

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -77,6 +78,8 @@ class PerFedRLNASState:
 @dataclass(frozen=True)
 class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
     settings: PerFedRLNASSettings
+
+    search: ClassVar[str] = "server"
 
     @property
     def uploads(self) -> Manifest:

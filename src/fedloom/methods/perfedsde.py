@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -150,6 +150,8 @@ class Found:
 @dataclass(frozen=True)
 class PerFedSDE(AveragingMethod[PerFedSDEState]):
     settings: PerFedSDESettings
+
+    search: ClassVar[str] = "client"
 
     @property
     def uploads(self) -> Manifest:

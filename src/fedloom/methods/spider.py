@@ -87,6 +87,7 @@ class SpiderState:
 class Spider(AveragingMethod[SpiderState]):
     settings: SpiderSettings
 
+    search: ClassVar[str] = "client"
     spaces: ClassVar[tuple[str, ...]] = ("darts",)  # edges must be able to add up their operations
     tiny_needs: ClassVar[Mapping[str, object]] = {"darts.operations": "s2"}  # it trains all operations at once
     uploads: ClassVar[Manifest] = {
