@@ -27,7 +27,8 @@ if "exit" in order:
 other = {"validation_accuracy": 1, "architecture": "", "parameters": 1, "macs": 1, "train_examples": 1, "test_examples": 1}
 clients = [{**other, "name": f"client-{k}", "test_accuracy": a} for k, a in enumerate(order.get("accuracies", [0.5, 0.75]))]
 result = {"schema": "fedloom.result/1", "finished": True, "clients": clients, "accuracy": {"mean": 0.625, "std": 0.125},
-          "method": given["method"], "space": "", "dataset": "", "protocol": "clean", "seed": 0, "rounds": 2, "uploads": [],
+          "method": given["method"], "space": "", "dataset": order.get("dataset", ""), "protocol": "clean", "seed": 0,
+          "rounds": 2, "uploads": [],
           "cost": {"seconds": 1.5, "bytes_up": 2500000, "bytes_down": 0, "stages": {}}, "environment": order.get("environment", {})}
 (folder / "state").mkdir()
 if order.get("split", "") is not None:

@@ -18,7 +18,8 @@ from fedloom.engine.store import Store
 from fedloom.files import write_file
 from fedloom.report.comparison import blocks_of, comparison_card, sweep_card
 from fedloom.report.comparison_files import check_table, courses_file, table_file
-from fedloom.report.terminal.comparison import comparison_notes, comparison_table
+from fedloom.report.published import TITLE, published_beside
+from fedloom.report.terminal.comparison import comparison_notes, comparison_table, published_notes, published_table
 from fedloom.report.terminal.live_runs import LiveRuns
 
 
@@ -73,11 +74,13 @@ def compare(
     values = dict.fromkeys(run.value for run in runs)
     results = {value: comparison.collect([run for run in runs if run.value == value], failures) for value in values}
     card = sweep_card(sweep.key, results) if sweep else comparison_card(results[""])
+    every = [result for found in results.values() for by_seed in found.values() for result in by_seed.values()]
+    card["published"] = published_beside({one["dataset"] for one in every}, {one["space"] for one in every}, names)
     card["folder"] = str(runs[0].folder.parent.parent if sweep else runs[0].folder.parent)
     card["own_settings"] = [asdict(one) for one in own]
     card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
     if as_json:
-        print(json.dumps(card, indent=2))
+        print(json.dumps({**card, "published": [asdict(one) for one in card["published"]]}, indent=2))
     elif len(failures) < len(runs):
         _show(card)
         stale = [warning for found in results.values() for warning in comparison.stale(found)]
@@ -106,6 +109,10 @@ def _show(card: dict[str, Any]) -> None:
             say(f"{card['over']} = {value}")
         console.print(comparison_table(block))
     say(comparison_notes(card))
+    if card["published"]:
+        say(f"{TITLE}:")
+        console.print(published_table(card["published"]))
+        say(published_notes(card["published"]))
 
 
 def _write(

@@ -11,6 +11,7 @@ from typing import Any
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.progress import Moment
 from fedloom.report.comparison import STATISTICS, blocks_of, tests_in_words
+from fedloom.report.published import TITLE, Published
 
 COURSE = ("method", "seed", "round", "accuracy_percent", "clients", "seconds", "simulated_seconds", "bytes_up", "bytes_down")
 LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "−": "$-$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -55,7 +56,10 @@ def _csv(card: Card) -> str:
                     "p_holm": _number(difference.get("p_holm"), 6),
                 }
             )
-    return _lines(list(rows[0]), rows)
+    for one in _published(card):
+        own = {"method": one.method, "accuracy_percent": _percent(one.accuracy), "std_over_clients": _percent(one.spread)}
+        rows.append({**own, "origin": "published", "variant": one.what, "source": one.source, "protocol": one.protocol})
+    return _lines([*rows[0], "origin", "variant", "source", "protocol"], [{"origin": "run", **row} for row in rows])
 
 
 def courses_file(courses: Mapping[tuple[str, str, int], Sequence[Moment]], over: str = "") -> str:
@@ -128,22 +132,43 @@ def notes_of(card: Card) -> list[str]:
     return [*lines, *filter(None, [tests_in_words(card)])]
 
 
+def _published(card: Card) -> Sequence[Published]:
+    found: Sequence[Published] = card.get("published", ())
+    return found
+
+
+def _published_table(card: Card) -> tuple[list[str], list[list[str]]]:
+    titles = ["published for", "network or variant", "test accuracy, %", "data set", "source", "protocol"]
+    return titles, [[one.method, one.what, one.shown, one.dataset, one.source, one.protocol] for one in _published(card)]
+
+
 def _markdown(card: Card) -> str:
-    titles, rows = _table(card)
-    lines = [titles, [":--" if title in ("method", card.get("over")) else "--:" for title in titles], *rows]
-    table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-    return f"{table}\n\n" + "\n".join(notes_of(card)) + "\n"
+    parts = [_markdown_table(*_table(card), words=("method", str(card.get("over")))), "\n".join(notes_of(card))]
+    if _published(card):
+        titles, rows = _published_table(card)
+        parts += [f"{TITLE}.", _markdown_table(titles, rows, words=titles)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str]) -> str:
+    """words: the columns that are set to the left."""
+    lines = [titles, [":--" if title in words else "--:" for title in titles], *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
 def _latex(card: Card) -> str:
-    """A tabular that needs no package; notes are comments."""
-    titles, rows = _table(card)
-    kinds = "".join("l" if title in ("method", card.get("over")) else "r" for title in titles)
-    lines = [" & ".join(map(_escaped, line)) + r" \\" for line in (titles, *rows)]
-    notes = [f"% {note}" for note in notes_of(card)]
-    return "\n".join(
-        [*notes, rf"\begin{{tabular}}{{{kinds}}}", r"\hline", lines[0], r"\hline", *lines[1:], r"\hline", r"\end{tabular}", ""]
-    )
+    """Tabulars that need no package; notes are comments."""
+    lines = [*(f"% {note}" for note in notes_of(card)), *_tabular(*_table(card), words=("method", str(card.get("over"))))]
+    if _published(card):
+        titles, rows = _published_table(card)
+        lines += [f"% {TITLE}.", *_tabular(titles, rows, words=titles)]
+    return "\n".join([*lines, ""])
+
+
+def _tabular(titles: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str]) -> list[str]:
+    kinds = "".join("l" if title in words else "r" for title in titles)
+    head, *body = [" & ".join(map(_escaped, line)) + r" \\" for line in (titles, *rows)]
+    return [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
 
 
 def _escaped(text: str) -> str:

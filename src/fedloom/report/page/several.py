@@ -15,6 +15,7 @@ from fedloom.report.page.answers import NOTICED, Answer, answers_block
 from fedloom.report.page.blocks import Section, beside, document, figure_block, gallery, missing, numbers_table
 from fedloom.report.page.html import Html, joined, tag
 from fedloom.report.page.provenance import COMMON, shown
+from fedloom.report.page.published import published_block
 from fedloom.report.view import RunView
 from fedloom.report.words import byte_count, count, difference_words, duration, listed, many, percent, plain, points
 
@@ -116,6 +117,7 @@ def _help(groups: Sequence[Group]) -> Section:
     note += f"corrected for {many(len(found), 'comparison')} (Holm). Last participation (of clients that took part) and best ever are test "
     note += "accuracies, means over clients, for comparison with papers that report them; they select nothing."
     blocks.append(tag("p", note, class_="small"))
+    blocks.append(published_block([run for group in groups for run in group.runs]))
     return Section("help", "Which is best?", "Test accuracy of all personal models.", lambda: [*blocks, gallery(figures)], figures)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Column, Table
 from rich.text import Text
 
 from fedloom.report.comparison import blocks_of, tests_in_words
+from fedloom.report.published import Published, protocols_of
 
 
 def comparison_table(card: Mapping[str, Any]) -> Table:
@@ -41,6 +42,19 @@ def comparison_notes(card: Mapping[str, Any]) -> str:
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"the mean of {len(seeds)} seeds"
     lines = [f"Test accuracy in %, ± the spread over clients{' and over seeds' * (len(seeds) > 1)}; {over}."]
     return "\n".join([*lines, *filter(None, [tests_in_words(card)])])
+
+
+def published_table(rows: Sequence[Published]) -> Table:
+    """Protocols by letters, which ``published_notes`` explains."""
+    letters = protocols_of(rows)
+    table = Table("method", "network or variant", Column("accuracy", justify="right"), "data set", "source", box=None, padding=(0, 2, 0, 0))
+    for one in rows:
+        table.add_row(*map(Text, (one.method, one.what, f"{one.shown} ({letters[one.protocol]})", one.dataset, one.source)))
+    return table
+
+
+def published_notes(rows: Sequence[Published]) -> str:
+    return "\n".join(f"({letter}) {protocol}." for protocol, letter in protocols_of(rows).items())
 
 
 def _points(share: float | None, sign: str = "") -> str:
