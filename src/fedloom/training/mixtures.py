@@ -88,8 +88,8 @@ class Mixtures:
     # -- scores ----------------------------------------------------------------
     @torch.no_grad()
     def score(self, site: ClientSite, weights: Weights, kept: Kept) -> Rank:
-        """(accuracy, -loss) on the selecting data, normalised by their own moments."""
-        examples = self.tools.selecting(site.data)
+        """(accuracy, -loss) on validation data, whatever the protocol, normalised by their own moments."""
+        examples = site.data.validation
         logits = self.logits(self.tools.pixels.normalise(examples.images), weights, kept)
         loss = float(F.cross_entropy(logits, examples.labels))
         return float((logits.argmax(1) == examples.labels).double().mean()), -loss
