@@ -1,7 +1,8 @@
 """Accuracy against simulated time, and the time to a given accuracy (PerFedRLNAS, Table 2 and Fig. 3).
 
 Both come from the ledger: a round takes as long as its slowest participant on its simulated hardware, and after it the accuracy is the mean
-over the clients seen so far of what each achieved at its latest participation, on test data. Final participations are no rounds.
+over the clients seen so far of what each achieved at its latest participation, on test data. Final participations are no rounds. Training,
+scoring and messages take time; runs of earlier versions did not count scoring, which made searching clients look too fast.
 """
 
 from __future__ import annotations

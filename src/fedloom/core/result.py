@@ -33,9 +33,10 @@ class LedgerEntry:
     process_memory_mb: float  # measured: the highest of this process so far
     notes: Mapping[str, float] = field(default_factory=dict)
     tier: int = 0  # of the client's simulated hardware
-    simulated_seconds: float = 0.0  # what training and messages would have taken there
+    simulated_seconds: float = 0.0  # what training, scoring and messages would have taken there
     late: bool = False  # its report came after the deadline and was not waited for
     upload_bytes: Mapping[str, int] = field(default_factory=dict)  # by field; together bytes_up
+    scored_macs: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -77,7 +78,7 @@ _KINDS: dict[str, tuple[type, ...]] = {  # type of a field -> what JSON may give
     "Mapping[str, int]": (dict,),
 }
 _INSIDE: dict[str, tuple[type, ...]] = {"tuple[str, ...]": (str,), "Mapping[str, float]": (int, float), "Mapping[str, int]": (int,)}
-_LATER = ("tier", "simulated_seconds", "late", "upload_bytes")  # which ledgers of earlier versions do not have
+_LATER = ("tier", "simulated_seconds", "late", "upload_bytes", "scored_macs")  # which ledgers of earlier versions do not have
 
 
 @dataclass
@@ -87,6 +88,7 @@ class Ledger:
     bytes_up: int = 0
     bytes_down: int = 0
     trained_macs: int = 0
+    scored_macs: int = 0
     evaluated_architectures: int = 0
     peak_memory_mb: float = 0.0
     simulated_seconds: float = 0.0  # of all rounds but the last, each as long as its slowest participant or its deadline
@@ -103,6 +105,7 @@ class Ledger:
             self.bytes_up += entry.bytes_up
             self.bytes_down += entry.bytes_down
             self.trained_macs += entry.trained_macs
+            self.scored_macs += entry.scored_macs
             self.evaluated_architectures += entry.evaluated_architectures
             self.peak_memory_mb = max(self.peak_memory_mb, entry.peak_memory_mb)
             self.uploads |= set(entry.uploads)
@@ -179,6 +182,7 @@ class RunResult:
                     "bytes_up": ledger.bytes_up,
                     "bytes_down": ledger.bytes_down,
                     "trained_macs": ledger.trained_macs,
+                    "scored_macs": ledger.scored_macs,
                     "evaluated_architectures": ledger.evaluated_architectures,
                     "peak_memory_mb": round(ledger.peak_memory_mb, 3),
                     "simulated_seconds": round(ledger.simulated_seconds + ledger.slowest, 3),

@@ -252,7 +252,9 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         tools, own = self.tools, self.settings
 
         def score(architectures: Sequence[Architecture]) -> Scores:
-            scored = tools.scorer.score_subnets(supernet, architectures, tools.selecting(site.data), site.data.train)
+            selecting = tools.selecting(site.data)
+            tools.count_scoring(site, architectures, len(selecting))
+            scored = tools.scorer.score_subnets(supernet, architectures, selecting, site.data.train)
             return {one.architecture: -one.score.loss for one in scored}
 
         sizes = (own.population, own.generations, own.mutation_size, own.crossover_size, own.mutation, own.finalists)

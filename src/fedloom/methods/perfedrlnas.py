@@ -207,7 +207,9 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         update = tools.update(trained.weights, received)
         with site.clock("score"):
             statistics = tools.scorer.calibrate(trained.weights, architecture, site.data.train)
-            score = tools.scorer.score_network(trained.weights, architecture, statistics, tools.selecting(site.data))
+            selecting = tools.selecting(site.data)
+            score = tools.scorer.score_network(trained.weights, architecture, statistics, selecting)
+            tools.count_scoring(site, [architecture], len(selecting))
         diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         facts = {
             "accuracy": score.accuracy,

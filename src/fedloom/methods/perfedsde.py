@@ -51,7 +51,7 @@ from fedloom.supernets.base import Weights
 from fedloom.training.epochs import Epochs
 from fedloom.training.finetuning import Finalist
 from fedloom.training.local import Draw, beside, one_of
-from fedloom.training.racing import race
+from fedloom.training.racing import part, race, rough_calibration
 from fedloom.training.scoring import Request, Scored
 
 NONE: dict[str, Any] = {"none": None}
@@ -380,7 +380,11 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
             scorer, data, racing = self.tools.scorer, site.data, self.settings.racing
             selecting = self.tools.selecting(data)
             if racing < 1 and stage == "rescore":  # offspring are few, and may enter the archive: they are scored in full
-                return in_order(race(scorer, [Request(weights, architectures, selecting, data.train)], racing)[0], self.settings.criterion)
+                (raced,) = race(scorer, [Request(weights, architectures, selecting, data.train)], racing)
+                self.tools.count_scoring(site, architectures, len(part(selecting, racing)), rough_calibration(scorer, racing))
+                self.tools.count_scoring(site, [one.architecture for one in raced if not one.score.rough], len(selecting))
+                return in_order(raced, self.settings.criterion)
+            self.tools.count_scoring(site, architectures, len(selecting))
             return in_order(scorer.score_subnets(weights, architectures, selecting, data.train), self.settings.criterion)
 
     def _coverage(self, steps: Counter[Architecture]) -> dict[str, np.ndarray]:

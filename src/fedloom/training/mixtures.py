@@ -90,6 +90,7 @@ class Mixtures:
     def score(self, site: ClientSite, weights: Weights, kept: Kept) -> Rank:
         """(accuracy, -loss) on validation data, whatever the protocol, normalised by their own moments."""
         examples = site.data.validation
+        site.work.scored_macs += len(examples) * self.macs(kept)
         logits = self.logits(self.tools.pixels.normalise(examples.images), weights, kept)
         loss = float(F.cross_entropy(logits, examples.labels))
         return float((logits.argmax(1) == examples.labels).double().mean()), -loss

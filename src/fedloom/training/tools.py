@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -153,6 +153,12 @@ class Tools:
     def training_memory_mb(self, architecture: Architecture, stored: int, examples: int) -> float:
         """Weights and momenta as stored, gradients of the network, activations of a batch."""
         return training_memory_mb(self.space.cost(architecture), stored, min(self.training.batch, examples))
+
+    def count_scoring(self, site: ClientSite, architectures: Iterable[Architecture], examples: int, calibration: int | None = None) -> None:
+        """Write down what scoring architectures on so many examples takes: each of them alone, after its statistics were measured.
+        calibration: images for these, where they are fewer than ``training.calibration``."""
+        measured = min(self.training.calibration if calibration is None else calibration, len(site.data.train))
+        site.work.scored_macs += (examples + measured) * sum(self.space.cost(architecture).macs for architecture in architectures)
 
     # -- the final participation ----------------------------------------------------
     def personalise(

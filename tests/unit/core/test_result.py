@@ -23,6 +23,7 @@ ENTRY = LedgerEntry(
     validation_accuracy=0.5,
     test_accuracy=0.75,
     trained_macs=1000,
+    scored_macs=300,
     evaluated_architectures=7,
     peak_memory_mb=3.5,
     process_memory_mb=200.0,
@@ -94,7 +95,7 @@ def test_a_line_with_a_value_of_another_type_is_refused(name: str, value: object
         LedgerEntry.from_json(json.dumps({**json.loads(ENTRY.to_json()), name: value}))
 
 
-LATER = ("tier", "simulated_seconds", "late", "upload_bytes")
+LATER = ("tier", "simulated_seconds", "late", "upload_bytes", "scored_macs")
 
 
 @pytest.mark.parametrize("name", [name for name in json.loads(ENTRY.to_json()) if name not in LATER])
@@ -123,7 +124,7 @@ def test_the_schema_key_by_key() -> None:
     assert list(written["accuracy"]) == [f"{what}{number}" for what in three for number in ("mean", "std")]
     line = "name test_accuracy validation_accuracy architecture parameters macs train_examples test_examples"
     assert [list(client) for client in written["clients"]] == [line.split()] * 2
-    cost = "seconds stages bytes_up bytes_down trained_macs evaluated_architectures peak_memory_mb simulated_seconds"
+    cost = "seconds stages bytes_up bytes_down trained_macs scored_macs evaluated_architectures peak_memory_mb simulated_seconds"
     assert list(written["cost"]) == cost.split()
 
 
@@ -151,6 +152,7 @@ def test_the_values_by_hand() -> None:
         "bytes_up": 120,
         "bytes_down": 500,
         "trained_macs": 5000,
+        "scored_macs": 1500,
         "evaluated_architectures": 28,
         "peak_memory_mb": 3.5,
         "simulated_seconds": 28.0,  # the slowest of the first round, then of the second; final ones are no round

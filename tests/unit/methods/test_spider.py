@@ -170,6 +170,14 @@ def test_a_client_counts_the_images_that_it_trained_on(tiny: Tiny) -> None:
         assert played.answer(instruction).report.facts["examples"] == len(data.train) + joined * len(data.validation)
 
 
+def test_every_mixture_that_is_tried_takes_time(tiny: Tiny) -> None:
+    played = Played(tiny(OWN))
+    site, mixtures, kept = played.site("client-000"), played.method.mixtures, everything(played)
+    for number in (1, 2):
+        mixtures.score(site, played.method.tools.tensors(played.state.weights), kept)
+        assert site.work.scored_macs == number * len(site.data.validation) * mixtures.macs(kept) > 0
+
+
 def test_test_images_decide_no_edge_under_the_papers_protocol(tiny: Tiny) -> None:
     played = Played(tiny(OWN, "protocol=paper", "spider.edges=14", "training.finetune_epochs=0"))
     site = played.site("client-000")
