@@ -72,7 +72,11 @@ class PerFedSDESettings:
     candidates: int = setting(100, "architectures per iteration from which the surrogate picks; at least as many as offspring", low=1)
     offspring: int = setting(10, "new architectures scored per iteration", low=1)
     guidance: float = setting(
-        -1.0, "how strongly the client's data guide the diffusion model; 0: not, -1: the model's own strength", low=-1, high=STRONGEST
+        -1.0,
+        "how strongly the client's data guide the diffusion model; 0: not, -1: the model's own strength; the predictor behind it learned "
+        "from data whose classes have equal shares",
+        low=-1,
+        high=STRONGEST,
     )
     sampler: str = setting("", f"how the diffusion model draws: {', '.join(SAMPLERS)}; empty: the model's own")
     steps: int = setting(0, "steps of the sampler; 0: its own number", low=0)
