@@ -206,8 +206,9 @@ def _linked(settings: Settings, built: Built, federation: Federation, records: C
     start = {name: tensor.numpy() for name, tensor in built.tools.start.items()}
     begin = partial(simulation, to_toml(settings), federation.split.to_arrays(), start)
     if settings.engine == "processes":
-        with worker_processes(settings.components["processes"].workers, begin) as made:
-            yield ProcessesLink(federation.names, records, made, watcher.stage)
+        own = settings.components["processes"]
+        with worker_processes(own.workers, begin) as made:
+            yield ProcessesLink(federation.names, records, made, watcher.stage, own.at_once(built.tools.device.type == "cuda"))
         return
     with workers(settings.components["ray"], built.tools.device.type == "cuda", begin) as actors:
         yield RayLink(federation.names, records, actors, watcher.stage)
@@ -217,6 +218,9 @@ def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:
     """The client half of a run, in another process: it reads the data itself."""
     settings = from_run(tomllib.loads(settings_text), trust_plugins=True)
     dataset, device = read(settings.data), _device(settings)
+    if device.type == "cuda":  # shared by this many
+        own = settings.components[settings.engine]
+        torch.cuda.set_per_process_memory_fraction(0.95 / (own.workers if settings.engine == "processes" else own.per_gpu))
     built = build(settings, dataset, device, start={name: torch.tensor(array) for name, array in start.items()})
     return built.method, Federation(dataset, Split.from_arrays(dict(split), own_tests=settings.split.test > 0), device).data_of
 

@@ -21,6 +21,7 @@ from fedloom.supernets.elastic import sent
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.holds import Part, Pull, moving
 from fedloom.training.packed import Packed, flattened, sgd
+from fedloom.training.peak import allowed_bytes
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, computing
 
@@ -298,7 +299,7 @@ class Stacks:
         """How many of these train at once without taking too much memory."""
         one = next(iter(weights.values()))
         each = computing(self.settings, one).itemsize * self.settings.batch * 2 * self.supernet.space.cost(architecture).activations
-        room = GPU_SHARE * torch.cuda.get_device_properties(one.device).total_memory if one.is_cuda else CPU_BYTES
+        room = GPU_SHARE * allowed_bytes(one.device) if one.is_cuda else CPU_BYTES
         return min(ROWS, max(1, int(room // each)))
 
 
