@@ -34,7 +34,7 @@ NAVIGATION = {
         "methods/ditto",
         "methods/local",
     ],
-    "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],
+    "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit", "spaces/networks"],
     "Explain": [
         "explain/architecture",
         "explain/search",

@@ -6,8 +6,10 @@ settings, is done together, as for clients of one run (``training/together.py``)
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,10 +48,11 @@ class PlannedRun:
     seed: int
     folder: Path
     command: tuple[str, ...]
+    value: str = ""  # of the setting that a sweep is over
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        return f"{self.folder.parent.name}/{self.folder.name}" if self.value else self.folder.name
 
 
 class RunsView(Protocol):
@@ -70,8 +73,57 @@ class Failure:
 
 
 # -- planning ---------------------------------------------------------------------
-def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int) -> list[PlannedRun]:
-    """The runs, seed by seed: in runs/compare-SOURCE/METHOD-SEED, or in run.folder/METHOD-SEED. Refuses before anything is run."""
+@dataclass(frozen=True)
+class Sweep:
+    """Every method and seed once for each value of one setting."""
+
+    key: str
+    values: tuple[str, ...]  # as TOML writes them
+
+    @classmethod
+    def read(cls, text: str) -> Sweep:
+        """``split.alpha=0.1,0.3,1``; text and lists as in key=value."""
+        key, equals, listed = (part.strip() for part in text.partition("="))
+        if not (key and equals and listed):
+            raise InvalidConfig(f"--over {text} names no values: write it as --over split.alpha=0.1,0.3,1")
+        if key in ("method", "seed", "run.folder", "plugins"):
+            cure = {"method": "--methods names the methods", "seed": "--seeds says how many seeds"}.get(key, "Choose another setting")
+            raise InvalidConfig(f"--over cannot change {key} from run to run. {cure}", key=key)
+        try:
+            values = [json.dumps(value, ensure_ascii=False) for value in tomllib.loads(f"values = [{listed}]")["values"]]
+        except (ValueError, TypeError):  # bare words are text
+            values = [json.dumps(word.strip(), ensure_ascii=False) for word in listed.split(",")]
+        twice = [value for value in values if values.count(value) > 1]
+        if twice:
+            raise InvalidConfig(f"--over {text} has {twice[0]} twice: write each value once", key=key)
+        return cls(key, tuple(values))
+
+    def change(self, value: str) -> str:
+        return f"{self.key}={value}"
+
+    def folder(self, value: str) -> str:
+        """KEY=VALUE as a folder's name; a value that could not be one has a digest in its place."""
+        shown = value.strip('"')
+        plain = re.fullmatch(r"[\w.+-]{1,60}", shown, re.ASCII)
+        return f"{self.key}={shown if plain else hashlib.blake2b(value.encode(), digest_size=6).hexdigest()}"
+
+
+def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int, sweep: Sweep | None = None) -> list[PlannedRun]:
+    """The runs, seed by seed: in runs/compare-SOURCE/METHOD-SEED, or in run.folder/METHOD-SEED; of a sweep in a folder for each value.
+    Refuses before anything is run."""
+    if sweep is None:
+        return _plan(source, changes, methods, seeds)
+    if sweep.key in [change.partition("=")[0].strip() for change in changes]:
+        raise InvalidConfig(f"{sweep.key} is set and swept over. Leave one of them out", key=sweep.key)
+    return [
+        run
+        for value in sweep.values
+        for run in _plan(source, [*changes, sweep.change(value)], methods, seeds, sweep.folder(value), value.strip('"'))
+    ]
+
+
+def _plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int, below: str = "", value: str = "") -> list[PlannedRun]:
+    """below: a folder in that of the comparison; value: what a sweep has there."""
     if any(change.partition("=")[0].strip() == "method" for change in changes):
         raise InvalidConfig("method=… cannot be used in a comparison: --methods names the methods", key="method")
     twice = [method for method in methods if methods.count(method) > 1]
@@ -81,13 +133,13 @@ def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int
     for method in methods:
         METHODS[method]  # refuses what there is not
     _refuse_other_splits(own_settings(source, changes, methods), source)
-    base = Path(common.run.folder) if common.run.folder else Path("runs") / f"compare-{Path(source).stem}"
+    base = (Path(common.run.folder) if common.run.folder else Path("runs") / f"compare-{Path(source).stem}") / below
     runs = []
     for seed in range(common.seed, common.seed + seeds):
         for method in methods:
             folder = base / f"{method}-{seed}"
             own = [*changes, f"method={method}", f"seed={seed}", f"run.folder={json.dumps(str(folder), ensure_ascii=False)}"]
-            runs.append(PlannedRun(method, seed, folder, command_for(source, own, folder)))
+            runs.append(PlannedRun(method, seed, folder, command_for(source, own, folder), value))
     return runs
 
 

@@ -56,6 +56,7 @@ class TestEveryMethod(WholeMethodContract):
     def test_who_shares_a_supernet(self, played: FirstRound) -> None:
         shared = played.method.supernet_of(played.state)
         assert bool(shared) != isinstance(played.method, FixedNetwork | Local)
+        assert played.method.search in (("client", "server") if shared else ("none",))
 
     def test_validation_images_join_after_the_choice(self, played: FirstRound) -> None:
         """Under training.rejoin the chosen network is trained once more; the accuracy on validation images is from before."""

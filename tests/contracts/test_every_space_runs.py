@@ -25,11 +25,18 @@ def marks(space: str) -> list[pytest.MarkDecorator]:
     return [] if space == "mobilenetv3" else [pytest.mark.slow]
 
 
-spaces = pytest.mark.parametrize("space", [pytest.param(name, marks=marks(name)) for name in SPACES])
+FIXED = "networks"  # has no masks and no generator
+spaces = pytest.mark.parametrize("space", [pytest.param(name, marks=marks(name)) for name in SPACES if name != FIXED])
+
+
+def without_generator(space: str) -> list[str]:
+    return ["perfedsde.generator=evolution"] if space == FIXED else []
+
+
 METHOD_SPACES = [(name, entry.make.spaces or list(SPACES)) for name, entry in METHODS.items()]
 CASES = [  # the flagship on every space, the others on their first; the rest in `make slow`
     *(
-        pytest.param(name, "", space, marks=[pytest.mark.slow] if number and name != "perfedsde" else [])
+        pytest.param(name, "", space, marks=[pytest.mark.slow] if number and (name != "perfedsde" or space == FIXED) else [])
         for name, own in METHOD_SPACES
         for number, space in enumerate(own)
     ),
@@ -43,7 +50,7 @@ def test_run_and_resume(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, spac
     supernet = make_supernet(space, config.load(str(tiny_file)).components[space], ImageShape(1, 8, 10))
     costs = [supernet.space.cost(supernet.space.named[name]).macs for name in ("smallest", "medium")]
     most, start = sum(costs) / 2, tmp_path / "start.safetensors"
-    changes = {"": [], "budget": [f"budget.macs={most}"], "weights": [f"weights={start}"]}[limit]
+    changes = {"": [], "budget": [f"budget.macs={most}"], "weights": [f"weights={start}"]}[limit] + without_generator(space)
     save_weights(start, supernet, weights_of(supernet), {})
     copies: list[Path] = []
 
@@ -97,7 +104,7 @@ def test_masked_search(fedloom_: Fedloom, tiny_file: Path, space: str, sampling:
 @pytest.mark.slow  # the parts are in CI, each in a test of its own and in the how-to page
 @pytest.mark.parametrize("space", list(SPACES))
 def test_export_predict_draw_and_card(fedloom_: Fedloom, tiny_file: Path, space: str) -> None:
-    assert fedloom_("run", tiny_file, f"space={space}", "rounds=1", "run.folder=it").code == 0
+    assert fedloom_("run", tiny_file, f"space={space}", "rounds=1", "run.folder=it", *without_generator(space)).code == 0
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save("image.png")
     answers = []
     formats = {"safetensors": "safetensors", "torch": "pt2", "onnx": "onnx"}
@@ -115,4 +122,4 @@ def test_export_predict_draw_and_card(fedloom_: Fedloom, tiny_file: Path, space:
     drawn = fedloom_("draw", "it", "--client", "client-000", "--out", "picture.svg")
     assert drawn.code == 0 and Path("picture.svg").read_text().startswith("<svg"), drawn.err
     card = fedloom_("space", space, "--json", "--classes", 7)
-    assert card.code == 0 and json.loads(card.out)["genes"] > 20, card.err
+    assert card.code == 0 and json.loads(card.out)["genes"] > 1, card.err

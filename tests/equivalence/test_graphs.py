@@ -16,6 +16,7 @@ from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, Weights, make_supernet
 from fedloom.training import graphs
 from fedloom.training.local import Trainer, beside, one_of
+from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.scoring import Scorer
@@ -58,6 +59,26 @@ def test_replayed_steps_equal_eager_steps(supernet: Supernet[Any], monkeypatch: 
             patch.setattr(graphs, "WORTH_A_GRAPH", 10**9)
             assert distance(trained(examples), replayed, plain) < 0.05
         assert distance(replayed, again, plain) < 0.05
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "nesterov", "adamw"])
+def test_a_replayed_step_of_an_optimiser_is_its_eager_step(optimiser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its moments move as well, and its counts of steps."""
+    start = {"weights": torch.linspace(-1, 1, 12, device="cuda").double().reshape(3, 4)}
+    mask = torch.arange(16, device="cuda") % 3 > 0  # 12 weights and a gap of 4
+
+    def step(place: graphs.WeightsInTraining, images: torch.Tensor, rate: torch.Tensor | float) -> None:
+        place.move(place.weights.flat * images, rate, mask)
+
+    ends = []
+    for worth in (2, 10**9):
+        monkeypatch.setattr(graphs, "WORTH_A_GRAPH", worth)
+        place = graphs.WeightsInTraining(Packed.of(start), replace(SETTINGS, optimiser=optimiser))
+        for number in range(5):
+            place.run(step, "step", torch.full((), 1.0 + number, device="cuda"), 0.25)
+        ends.append((place.weights.flat.clone(), place.momenta.clone()))
+    for replayed, eager in zip(*ends, strict=True):
+        assert torch.allclose(replayed, eager, rtol=1e-12, atol=0) and bool(replayed.any())
 
 
 class Doubled(Pixels):

@@ -79,6 +79,9 @@ def test_a_finished_run_loads(name: str, nobody: Watcher, tmp_path: Path, monkey
     assert heard == [] and result.finished
     again = json.loads(result.to_json())
     assert again["cost"].pop("simulated_seconds") == 0  # nothing was simulated then
+    assert again["cost"].pop("scored_macs") == 0  # nor this
+    for name in ("last_participation_mean", "last_participation_std"):  # was not told then
+        again["accuracy"].pop(name)
     assert {key: again[key] for key in written if key != "environment"} == {key: written[key] for key in written if key != "environment"}
     for path in (RUNS / name).rglob("*"):
         assert path.is_dir() or (folder / path.relative_to(RUNS / name)).read_bytes() == path.read_bytes(), path
@@ -106,7 +109,7 @@ def test_a_stopped_run_goes_on(name: str, nobody: Watcher, tmp_path: Path, monke
     assert result.finished and result.rounds == 2 and len(result.clients) == 2
     assert [round for _, round in heard] == [1, 1, 2, 2]  # the second round and the final participation, not the first round
     kept = [json.loads(line) for line in lines(folder)]
-    later = {"tier": 0, "simulated_seconds": 0.0, "late": False, "upload_bytes": {}}
+    later = {"tier": 0, "simulated_seconds": 0.0, "late": False, "upload_bytes": {}, "scored_macs": 0}
     assert [{**json.loads(old), **later} for old in done] == kept[:2] and len(kept) == 6
     for client in result.clients:
         load_model(folder / "clients" / client.name / "model.safetensors")

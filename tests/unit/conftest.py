@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fedloom import compare
 from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
@@ -16,8 +20,10 @@ from fedloom.federation.certificates import make_certificates
 from fedloom.generator.generator import AnyGenerator
 from fedloom.testing import tiny_file
 from support import foreign
+from support.checks import Fedloom
 from support.federation import GOOD, SITE, SITES
 from support.pretrain import Told, pretrain
+from support.standing_in import STANDING_IN
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +38,14 @@ def a_finished_run(tiny: Callable[..., Settings], nobody: Watcher, tmp_path_fact
 def finished_run(a_finished_run: Path, tmp_path: Path) -> Path:
     """A finished run of this test's own: fedavg, 3 clients, 2 rounds."""
     return Path(shutil.copytree(a_finished_run, tmp_path / "finished"))
+
+
+@pytest.fixture
+def orders(fedloom_: Fedloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    """Runs are stood in for, by a process that starts at once and does what it is told."""
+    (tmp_path / "standing_in.py").write_text(STANDING_IN)
+    monkeypatch.setattr(compare, "FEDLOOM", (sys.executable, "-S", str(tmp_path / "standing_in.py")))
+    return lambda given: (tmp_path / "orders.json").write_text(json.dumps(given)) and None
 
 
 @pytest.fixture(scope="session")

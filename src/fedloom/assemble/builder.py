@@ -25,6 +25,7 @@ from fedloom.spaces.budget import bounded
 from fedloom.supernets.base import Weights, make_supernet
 from fedloom.training.latency import measure_latency
 from fedloom.training.pixels import Pixels
+from fedloom.training.recipe import optimiser_of
 from fedloom.training.tools import Tools
 
 
@@ -62,7 +63,7 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
     supernet = once(lambda: make_supernet(*what), "supernet", *what)
     latency_ms = cache(lambda architecture: measure_latency(supernet, architecture, device))
     return Tools(
-        space=bounded(supernet.space, settings.budget, settings.training.batch, latency_ms),
+        space=bounded(supernet.space, settings.budget, training.batch, latency_ms, optimiser_of(training).moments),
         supernet=supernet,
         training=training,
         pixels=Pixels(dataset.mean, dataset.std),

@@ -12,13 +12,14 @@ import typer
 from rich.table import Table
 
 from fedloom.analyses.memory import memory_use
-from fedloom.analyses.pace import Moment, reached
 from fedloom.analyses.pace import pace as pace_of
+from fedloom.analyses.pace import reached
 from fedloom.analyses.phases import Stage, beginnings
 from fedloom.analyses.phases import phases as phases_of
 from fedloom.analyses.policies import policy_likeness
 from fedloom.assemble import reopen_run, saved_settings
 from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, check_finite, console, say, write_analysis
+from fedloom.core.progress import Moment
 from fedloom.engine.store import Store
 from fedloom.report.plots import Panel, plot_lines
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +13,13 @@ from fedloom import compare as comparison
 from fedloom import config
 from fedloom.commands.terminal import PrintJson, console, new_console, say, source_and_changes, stoppable
 from fedloom.core.errors import FedloomError, InvalidConfig
-from fedloom.report.terminal.comparison import comparison_card, comparison_notes, comparison_table
+from fedloom.core.progress import Progress
+from fedloom.engine.store import Store
+from fedloom.files import write_file
+from fedloom.report.comparison import blocks_of, comparison_card, sweep_card
+from fedloom.report.comparison_files import check_table, courses_file, table_file
+from fedloom.report.published import TITLE, published_beside
+from fedloom.report.terminal.comparison import comparison_notes, comparison_table, published_notes, published_table
 from fedloom.report.terminal.live_runs import LiveRuns
 
 
@@ -30,43 +37,101 @@ def compare(
         int,
         typer.Option(min=1, help="runs at a time in one process, whose clients train and score together; for a GPU"),
     ] = 1,
+    over: Annotated[
+        str, typer.Option(metavar="KEY=V1,V2,…", help="also for each of these values of a setting: split.alpha=0.1,0.3,1")
+    ] = "",
+    table: Annotated[
+        list[Path] | None, typer.Option(help="also write the table to this file: .csv, .md or .tex; may be given several times")
+    ] = None,
+    courses: Annotated[
+        Path | None, typer.Option(help="also write accuracy, seconds and bytes after each round of each run to this .csv file")
+    ] = None,
     as_json: PrintJson = False,
 ) -> None:
     """Run several methods on the same splits and compare them client by client.
 
-    Every method and seed is an ordinary run in runs/compare-NAME/METHOD-SEED, or in run.folder/METHOD-SEED. Finished runs are not
-    repeated. Stopped runs continue.
+    Every method and seed is an ordinary run in runs/compare-NAME/METHOD-SEED, or in run.folder/METHOD-SEED; with --over in a folder
+    KEY=VALUE there. Finished runs are not repeated. Stopped runs continue.
     """
     source, changes = source_and_changes(source, overrides)
     settings = config.load(source, changes)
     if side_by_side > 1 and (jobs > 1 or settings.engine != "inline"):
         other = f"--jobs {jobs}" if jobs > 1 else f"engine={settings.engine}"
         raise InvalidConfig(f"--side-by-side {side_by_side} puts several runs into one process, {other} into several. Choose one of them")
+    for path in table or []:
+        check_table(path)
     jobs = jobs or comparison.usual_jobs(settings)
     names = [method.strip() for method in methods.split(",")]
-    runs = comparison.plan(source, changes, names, seeds)
-    own = comparison.own_settings(source, changes, names)
+    sweep = comparison.Sweep.read(over) if over else None
+    runs = comparison.plan(source, changes, names, seeds, sweep)
+    own = _own_settings(source, changes, names, sweep)
     watching = new_console(stderr=True) if as_json else console
     with stoppable("The same command goes on from here"), LiveRuns(watching, [run.name for run in runs]) as view:
         if side_by_side > 1:
             failures = comparison.execute_side_by_side(runs, side_by_side, view)
         else:
             failures = comparison.execute(runs, jobs, view)
-    results = comparison.collect(runs, failures)
-    card = comparison_card(results)
-    card["folder"] = str(runs[0].folder.parent)
+    values = dict.fromkeys(run.value for run in runs)
+    results = {value: comparison.collect([run for run in runs if run.value == value], failures) for value in values}
+    card = sweep_card(sweep.key, results) if sweep else comparison_card(results[""])
+    every = [result for found in results.values() for by_seed in found.values() for result in by_seed.values()]
+    card["published"] = published_beside({one["dataset"] for one in every}, {one["space"] for one in every}, names)
+    card["folder"] = str(runs[0].folder.parent.parent if sweep else runs[0].folder.parent)
     card["own_settings"] = [asdict(one) for one in own]
     card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
     if as_json:
-        print(json.dumps(card, indent=2))
+        print(json.dumps({**card, "published": [asdict(one) for one in card["published"]]}, indent=2))
     elif len(failures) < len(runs):
-        console.print(comparison_table(card))
-        say(comparison_notes(card))
-        for warning in [*map(str, own), *comparison.stale(results)]:
+        _show(card)
+        stale = [warning for found in results.values() for warning in comparison.stale(found)]
+        for warning in dict.fromkeys([*map(str, own), *stale]):
             say(warning)
         say(f"The runs are in {card['folder']}, in a folder for each method and seed")
+    if len(failures) < len(runs):
+        _write(card, runs, failures, table or [], courses, sweep, quiet=as_json)
     if failures:
         first = failures[0]
         error = FedloomError(f"{len(failures)} of {len(runs)} runs failed, first {first.run.name}: {first.reason}")
         error.exit_code = first.exit_code
         raise error
+
+
+def _own_settings(source: str, changes: list[str], names: list[str], sweep: comparison.Sweep | None) -> list[comparison.OwnSetting]:
+    if sweep is None:
+        return comparison.own_settings(source, changes, names)
+    every = (comparison.own_settings(source, [*changes, sweep.change(value)], names) for value in sweep.values)
+    return list({str(one): one for found in every for one in found}.values())
+
+
+def _show(card: dict[str, Any]) -> None:
+    for value, block in blocks_of(card):
+        if "over" in card:
+            say(f"{card['over']} = {value}")
+        console.print(comparison_table(block))
+    say(comparison_notes(card))
+    if card["published"]:
+        say(f"{TITLE}:")
+        console.print(published_table(card["published"]))
+        say(published_notes(card["published"]))
+
+
+def _write(
+    card: dict[str, Any],
+    runs: list[comparison.PlannedRun],
+    failures: list[comparison.Failure],
+    tables: list[Path],
+    courses: Path | None,
+    sweep: comparison.Sweep | None,
+    quiet: bool,
+) -> None:
+    texts = {path: table_file(path, card) for path in tables}
+    if courses:
+        failed = [failure.run for failure in failures]
+        found = {
+            (run.value, run.method, run.seed): Progress.of(Store(run.folder).read_ledger()).moments for run in runs if run not in failed
+        }
+        texts[courses] = courses_file(found, sweep.key if sweep else "")
+    for path, text in texts.items():
+        write_file(path, text.encode())
+        if not quiet:
+            say(f"{path}")

@@ -20,7 +20,7 @@ from fedloom.data.readers import DATASETS
 from fedloom.engine.base import ENGINES
 from fedloom.maths.averaging import AVERAGING
 from fedloom.maths.samplers import SAMPLERS
-from fedloom.methods.base import METHODS
+from fedloom.methods.base import METHODS, declared_uploads
 from fedloom.report.terminal.tables import space_card, space_table
 from fedloom.search.base import SURROGATES
 from fedloom.spaces.base import SPACES, ImageShape
@@ -45,7 +45,7 @@ def list_(
     what: Annotated[str, typer.Argument(help=f"{', '.join(REGISTRIES)}, presets or settings; default: all but settings")] = "",
     plugin: Plugins = None,
 ) -> None:
-    """List what there is, one line each."""
+    """List what there is, one line each. Methods also with where they search and what clients upload."""
     config.plug_in(plugin or [])
     things = {title: {name: entry.meaning for name, entry in registry.items()} for title, registry in REGISTRIES.items()}
     things["presets"] = config.presets()
@@ -57,11 +57,19 @@ def list_(
         return
     if what and what not in things:
         raise InvalidConfig(f"There is no list of {what!r}. {did_you_mean(what, [*things, 'settings'])}")
+    things["methods"] = {name: f"{_facts(name)}  {meaning}" for name, meaning in things["methods"].items()}
     for title in [what] if what else list(things):
         console.print(Text(title, style="bold"))
         widest = max(map(len, things[title]))
         for name, meaning in things[title].items():
             say(f"  {name:{widest}} {meaning}")
+
+
+def _facts(method: str) -> str:
+    """Where a method searches and what its clients send, in columns."""
+    uploads = {name: ", ".join(declared_uploads(name)) or "nothing" for name in METHODS}
+    widest = max(map(len, uploads.values()))
+    return f"search: {METHODS[method].make.search:6}  uploads: {uploads[method]:{widest}}"
 
 
 def space(

@@ -72,15 +72,23 @@ class Stopwatch:
             self._entered(stage)
 
 
+@dataclass
+class Work:
+    """What a participation has computed besides training. Counts; never decides."""
+
+    scored_macs: int = 0  # forward multiply-accumulates of every image that scored an architecture or measured its statistics
+
+
 @dataclass(frozen=True)
 class ClientSite(Private):
-    """Where a method's client half works: the client's name, data, memory, a clock, and what it computes with."""
+    """Where a method's client half works: the client's name, data, memory, a clock, what it computes with, and what it has computed."""
 
     name: str
     data: ClientData
     memory: ClientMemory = field(default_factory=ClientMemory)
     clock: Stopwatch = field(default_factory=Stopwatch)
     hardware: Hardware = field(default_factory=Hardware)
+    work: Work = field(default_factory=Work)
 
 
 @dataclass(frozen=True)
@@ -100,5 +108,6 @@ class Diary:
     test_accuracy: float | None = None
     trained_macs: int = 0  # forward multiply-accumulates of every training example seen
     evaluated_architectures: int = 0
+    scored_macs: int = 0  # of their scoring, as if each ran alone; whoever calls the method writes it down
     peak_memory_mb: float = 0.0  # analytic training memory: weights, gradients, momentum, activations
     notes: Mapping[str, float] = field(default_factory=dict)  # further numbers a method wants in the ledger

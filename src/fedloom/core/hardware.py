@@ -40,9 +40,10 @@ class Hardware:
     memory_mb: float = 0.0  # 0 is no limit
     mbits: float = 100.0
 
-    def seconds(self, macs: int, bytes: int) -> float:
-        """What training with so many forward multiply-accumulates takes, and messages of so many bytes together."""
-        return (1 + BACKWARD) * macs / (self.gmacs * 1e9) + 8 * bytes / (self.mbits * 1e6)
+    def seconds(self, macs: int, bytes: int, scored: int = 0) -> float:
+        """What training with so many forward multiply-accumulates takes, messages of so many bytes, and scoring, which has no backward
+        pass, together."""
+        return ((1 + BACKWARD) * macs + scored) / (self.gmacs * 1e9) + 8 * bytes / (self.mbits * 1e6)
 
     def utilisation(self, memory_mb: float) -> float:
         """Share of the memory that training takes; above 1 it does not fit; 0 without a limit."""

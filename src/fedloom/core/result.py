@@ -33,9 +33,10 @@ class LedgerEntry:
     process_memory_mb: float  # measured: the highest of this process so far
     notes: Mapping[str, float] = field(default_factory=dict)
     tier: int = 0  # of the client's simulated hardware
-    simulated_seconds: float = 0.0  # what training and messages would have taken there
+    simulated_seconds: float = 0.0  # what training, scoring and messages would have taken there
     late: bool = False  # its report came after the deadline and was not waited for
     upload_bytes: Mapping[str, int] = field(default_factory=dict)  # by field; together bytes_up
+    scored_macs: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -77,7 +78,7 @@ _KINDS: dict[str, tuple[type, ...]] = {  # type of a field -> what JSON may give
     "Mapping[str, int]": (dict,),
 }
 _INSIDE: dict[str, tuple[type, ...]] = {"tuple[str, ...]": (str,), "Mapping[str, float]": (int, float), "Mapping[str, int]": (int,)}
-_LATER = ("tier", "simulated_seconds", "late", "upload_bytes")  # which ledgers of earlier versions do not have
+_LATER = ("tier", "simulated_seconds", "late", "upload_bytes", "scored_macs")  # which ledgers of earlier versions do not have
 
 
 @dataclass
@@ -87,6 +88,7 @@ class Ledger:
     bytes_up: int = 0
     bytes_down: int = 0
     trained_macs: int = 0
+    scored_macs: int = 0
     evaluated_architectures: int = 0
     peak_memory_mb: float = 0.0
     simulated_seconds: float = 0.0  # of all rounds but the last, each as long as its slowest participant or its deadline
@@ -95,6 +97,7 @@ class Ledger:
     stages: dict[str, float] = field(default_factory=dict)
     uploads: set[str] = field(default_factory=set)
     best_ever: dict[str, float] = field(default_factory=dict)  # client -> best test accuracy of any participation
+    latest: dict[str, float] = field(default_factory=dict)  # client -> test accuracy at its last participation in a round
     final: dict[str, LedgerEntry] = field(default_factory=dict)
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
@@ -102,6 +105,7 @@ class Ledger:
             self.bytes_up += entry.bytes_up
             self.bytes_down += entry.bytes_down
             self.trained_macs += entry.trained_macs
+            self.scored_macs += entry.scored_macs
             self.evaluated_architectures += entry.evaluated_architectures
             self.peak_memory_mb = max(self.peak_memory_mb, entry.peak_memory_mb)
             self.uploads |= set(entry.uploads)
@@ -111,6 +115,8 @@ class Ledger:
                 self.stages[stage] = self.stages.get(stage, 0.0) + seconds
             if entry.test_accuracy is not None:
                 self.best_ever[entry.client] = max(entry.test_accuracy, self.best_ever.get(entry.client, 0.0))
+                if not entry.final:
+                    self.latest[entry.client] = entry.test_accuracy
             if entry.final:
                 self.final[entry.client] = entry
 
@@ -137,7 +143,8 @@ class ClientResult:
 @dataclass(frozen=True)
 class RunResult:
     """result.json, schema fedloom.result/1. ``mean`` and ``std`` are over clients, of the model chosen on validation data (protocol clean);
-    ``best_ever_*`` take each client's best test accuracy of the whole run, to compare with papers that report it."""
+    two others are there to compare with papers that report them: ``last_participation_*``, of the network each client had trained at its
+    last participation in a round (its best member, where it searches), and ``best_ever_*``, each client's best of the whole run."""
 
     method: str
     space: str
@@ -155,11 +162,19 @@ class RunResult:
         ledger = self.ledger
         mean, std = mean_and_std([client.test_accuracy for client in self.clients])
         best_mean, best_std = mean_and_std([ledger.best_ever[client.name] for client in self.clients])
+        last_mean, last_std = mean_and_std([ledger.latest[client.name] for client in self.clients if client.name in ledger.latest])
         return json.dumps(
             {
                 "schema": SCHEMA,
                 **{name: getattr(self, name) for name in ("method", "space", "dataset", "protocol", "seed", "rounds", "finished")},
-                "accuracy": {"mean": mean, "std": std, "best_ever_mean": best_mean, "best_ever_std": best_std},
+                "accuracy": {
+                    "mean": mean,
+                    "std": std,
+                    "last_participation_mean": last_mean,
+                    "last_participation_std": last_std,
+                    "best_ever_mean": best_mean,
+                    "best_ever_std": best_std,
+                },
                 "clients": [asdict(client) for client in self.clients],
                 "cost": {
                     "seconds": round(self.seconds, 3),
@@ -167,6 +182,7 @@ class RunResult:
                     "bytes_up": ledger.bytes_up,
                     "bytes_down": ledger.bytes_down,
                     "trained_macs": ledger.trained_macs,
+                    "scored_macs": ledger.scored_macs,
                     "evaluated_architectures": ledger.evaluated_architectures,
                     "peak_memory_mb": round(ledger.peak_memory_mb, 3),
                     "simulated_seconds": round(ledger.simulated_seconds + ledger.slowest, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedloom.core.boundary import release
@@ -41,6 +41,7 @@ def visit(
     who = f"{instruction.client}, round {instruction.round}"
     try:
         answer = method.answer(instruction, site)
+        answer = replace(answer, diary=replace(answer.diary, scored_macs=site.work.scored_macs))
     except FedloomError:
         raise
     except Exception as error:
@@ -85,7 +86,7 @@ class ClientRecords:
             self._store.save_model(name, answer.model, self._description)
         diary, final, down = answer.diary, instruction.action == FINISH, payload_bytes(instruction)
         hardware = self._hardware.get(name, Hardware())
-        seconds = hardware.seconds(diary.trained_macs, down + released.bytes)
+        seconds = hardware.seconds(diary.trained_macs, down + released.bytes, diary.scored_macs)
         late = not final and 0 < self._deadline < seconds
         entry = LedgerEntry(
             client=name,
@@ -107,5 +108,6 @@ class ClientRecords:
             simulated_seconds=round(min(seconds, self._deadline) if late else seconds, 4),
             late=late,
             upload_bytes=field_bytes(released.report),
+            scored_macs=diary.scored_macs,
         )
         return released.report, entry

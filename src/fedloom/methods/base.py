@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
+from fedloom.core.boundary import Manifest
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, TRAIN, Arrays, Fact, Instruction, Report
 from fedloom.core.method import Method, ServerState, State
@@ -17,6 +18,17 @@ from fedloom.training.server import Carried
 from fedloom.training.tools import Tools
 
 METHODS: Registry[type[Method[Any]]] = Registry("method")
+
+
+def declared_uploads(name: str) -> Manifest:
+    """What a method says may leave a client. Where that depends on settings, with its default ones."""
+    entry = METHODS[name]
+    found: Any = entry.make.uploads  # a property where it depends on settings
+    if isinstance(found, Mapping):
+        return found
+    make: Any = entry.make
+    declared: Manifest = make(entry.settings(), None).uploads
+    return declared
 
 
 class SharedState(ServerState, Protocol):

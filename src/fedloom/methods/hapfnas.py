@@ -100,6 +100,7 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         "architecture": Upload("the choices of the network it belongs to: the server cuts the client's part by them", like="architecture"),
         "examples": Upload("number of training examples, the client's weight in averages", low=1, high=LARGEST_COUNT),
     }
+    search: ClassVar[str] = "client"
     tiny_needs: ClassVar[Mapping[str, object]] = {"split.server": 0.02}
 
     @staticmethod
@@ -251,7 +252,9 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         tools, own = self.tools, self.settings
 
         def score(architectures: Sequence[Architecture]) -> Scores:
-            scored = tools.scorer.score_subnets(supernet, architectures, tools.selecting(site.data), site.data.train)
+            selecting = tools.selecting(site.data)
+            tools.count_scoring(site, architectures, len(selecting))
+            scored = tools.scorer.score_subnets(supernet, architectures, selecting, site.data.train)
             return {one.architecture: -one.score.loss for one in scored}
 
         sizes = (own.population, own.generations, own.mutation_size, own.crossover_size, own.mutation, own.finalists)

@@ -15,7 +15,7 @@ from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
 from fedloom.training.local import Trained
-from fedloom.training.recipe import falling
+from fedloom.training.recipe import rate_of
 from fedloom.training.tools import Tools
 
 
@@ -66,7 +66,7 @@ class Local(Method[LocalState]):
         tools, seed = self.tools, int(instruction.facts["seed"])
         architecture = Architecture.parse(str(instruction.facts["architecture"]))
         plain = tools.tensors(tools.initial_network(seed, architecture))
-        rates = [falling(tools.training.rate, e / self.settings.epochs, tools.training.schedule) for e in range(self.settings.epochs)]
+        rates = [rate_of(tools.training, epoch, self.settings.epochs) for epoch in range(self.settings.epochs)]
 
         def train(examples: Examples) -> Trained:
             return tools.trainer.train_network(plain, architecture, examples, rates, rng(instruction.seed, "train"))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -77,6 +78,8 @@ class PerFedRLNASState:
 @dataclass(frozen=True)
 class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
     settings: PerFedRLNASSettings
+
+    search: ClassVar[str] = "server"
 
     @property
     def uploads(self) -> Manifest:
@@ -204,7 +207,9 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         update = tools.update(trained.weights, received)
         with site.clock("score"):
             statistics = tools.scorer.calibrate(trained.weights, architecture, site.data.train)
-            score = tools.scorer.score_network(trained.weights, architecture, statistics, tools.selecting(site.data))
+            selecting = tools.selecting(site.data)
+            score = tools.scorer.score_network(trained.weights, architecture, statistics, selecting)
+            tools.count_scoring(site, [architecture], len(selecting))
         diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         facts = {
             "accuracy": score.accuracy,

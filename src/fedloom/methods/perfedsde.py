@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,7 +51,7 @@ from fedloom.supernets.base import Weights
 from fedloom.training.epochs import Epochs
 from fedloom.training.finetuning import Finalist
 from fedloom.training.local import Draw, beside, one_of
-from fedloom.training.racing import race
+from fedloom.training.racing import part, race, rough_calibration
 from fedloom.training.scoring import Request, Scored
 
 NONE: dict[str, Any] = {"none": None}
@@ -72,7 +72,11 @@ class PerFedSDESettings:
     candidates: int = setting(100, "architectures per iteration from which the surrogate picks; at least as many as offspring", low=1)
     offspring: int = setting(10, "new architectures scored per iteration", low=1)
     guidance: float = setting(
-        -1.0, "how strongly the client's data guide the diffusion model; 0: not, -1: the model's own strength", low=-1, high=STRONGEST
+        -1.0,
+        "how strongly the client's data guide the diffusion model; 0: not, -1: the model's own strength; the predictor behind it learned "
+        "from data whose classes have equal shares",
+        low=-1,
+        high=STRONGEST,
     )
     sampler: str = setting("", f"how the diffusion model draws: {', '.join(SAMPLERS)}; empty: the model's own")
     steps: int = setting(0, "steps of the sampler; 0: its own number", low=0)
@@ -150,6 +154,8 @@ class Found:
 @dataclass(frozen=True)
 class PerFedSDE(AveragingMethod[PerFedSDEState]):
     settings: PerFedSDESettings
+
+    search: ClassVar[str] = "client"
 
     @property
     def uploads(self) -> Manifest:
@@ -378,7 +384,11 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
             scorer, data, racing = self.tools.scorer, site.data, self.settings.racing
             selecting = self.tools.selecting(data)
             if racing < 1 and stage == "rescore":  # offspring are few, and may enter the archive: they are scored in full
-                return in_order(race(scorer, [Request(weights, architectures, selecting, data.train)], racing)[0], self.settings.criterion)
+                (raced,) = race(scorer, [Request(weights, architectures, selecting, data.train)], racing)
+                self.tools.count_scoring(site, architectures, len(part(selecting, racing)), rough_calibration(scorer, racing))
+                self.tools.count_scoring(site, [one.architecture for one in raced if not one.score.rough], len(selecting))
+                return in_order(raced, self.settings.criterion)
+            self.tools.count_scoring(site, architectures, len(selecting))
             return in_order(scorer.score_subnets(weights, architectures, selecting, data.train), self.settings.criterion)
 
     def _coverage(self, steps: Counter[Architecture]) -> dict[str, np.ndarray]:

@@ -14,11 +14,12 @@ edge without operation is ``none`` in the architecture, so the space must have t
 every edge carries something, and pruning is refused. After the search, validation images are added to training.
 
 Deviations and decisions: the paper's Algorithm 2 keeps the operation whose removal leaves *most* accuracy, its code the one whose removal
-leaves least, which is what is meant; equal accuracies are told apart by loss. Search rounds a client did not take part in are made up
-for at its next. What is still open at the end is decided in the final participation. Validation images are added after the pruning, not
-before it. Under milenas w goes on adding up with coefficient 1, and alpha learns from validation images also where test data select
-(``protocol=paper``). The final model is fine-tuned as every method's is (``training.finetune_epochs = 0`` is the paper's). Normalisation
-statistics are measured at each client. ``none`` is never kept by choice, only left by pruning.
+leaves least, which is what is meant; equal accuracies are told apart by loss. Search rounds a client did not take part in are made up for
+at its next. What is still open at the end is decided in the final participation. Validation images are added after the pruning, not before
+it. Under milenas w goes on adding up with coefficient 1. The search is on validation images whatever the protocol, as in the paper: under
+``protocol=paper`` test data choose only among fine-tuned networks, of which the paper has none. The final model is fine-tuned as every
+method's is (``training.finetune_epochs = 0`` is the paper's). Normalisation statistics are measured at each client. ``none`` is never kept
+by choice, only left by pruning.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
-from fedloom.core.client_site import ClientMemory, ClientSite, Diary
+from fedloom.core.client_site import ClientMemory, ClientSite, Diary, Examples
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
@@ -87,6 +88,7 @@ class SpiderState:
 class Spider(AveragingMethod[SpiderState]):
     settings: SpiderSettings
 
+    search: ClassVar[str] = "client"
     spaces: ClassVar[tuple[str, ...]] = ("darts",)  # edges must be able to add up their operations
     tiny_needs: ClassVar[Mapping[str, object]] = {"darts.operations": "s2"}  # it trains all operations at once
     uploads: ClassVar[Manifest] = {
@@ -122,16 +124,18 @@ class Spider(AveragingMethod[SpiderState]):
             plain = self.tools.supernet.plain(own.weights, architecture)
             model, diary = self.tools.personalise(site, architecture, plain, instruction.seed)
             return Answer(Report(instruction.client, instruction.round), self._remember(own), diary, model)
-        shared, own, macs = self._train(instruction, site, received, own)
+        joins = self.settings.join_validation and self._over(own.kept)
+        train = self.tools.joined(site) if joins else site.data.train
+        shared, own, macs = self._train(instruction, site, train, received, own)
         update = self.tools.update(shared, received)
-        report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(site.data.train)})
+        report = Report(instruction.client, instruction.round, {"update": update}, {"examples": len(train)})
         return Answer(report, self._remember(own), self._diary(site, own, macs, tried))
 
-    def _train(self, instruction: Instruction, site: ClientSite, received: Weights, own: OwnSupernet) -> tuple[Weights, OwnSupernet, int]:
-        """Once the search is over, validation images join."""
-        settings, train, validation = self.settings, site.data.train, site.data.validation
-        if settings.join_validation and self._over(own.kept) and self.tools.protocol == "clean":
-            train = self.tools.joined(site)
+    def _train(
+        self, instruction: Instruction, site: ClientSite, train: Examples, received: Weights, own: OwnSupernet
+    ) -> tuple[Weights, OwnSupernet, int]:
+        """train: the client's training images, and once the search is over its validation images, too."""
+        settings, validation = self.settings, site.data.validation
         both = TwoSupernets(self.mixtures, settings.sharing, settings.clip, settings.milenas_rate, settings.milenas_weight)
         rates = self.tools.rates(instruction.round, self.tools.training.epochs)
         draws = rng(instruction.seed, "train"), rng(instruction.seed, "validation")

@@ -31,8 +31,8 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 
 
 def _runs_in(place: Path) -> list[Path]:
-    """What others are measured by comes last: the first run is what the others are compared to."""
-    folders = sorted(path.parent for path in place.glob("*/config.toml"))
+    """What others are measured by comes last: the first run is what the others are compared to. A sweep has a folder for each value."""
+    folders = sorted(path.parent for path in (*place.glob("*/config.toml"), *place.glob("*=*/*/config.toml")))
     return sorted(folders, key=lambda folder: read_method(folder) in BASELINES)
 
 

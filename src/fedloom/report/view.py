@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedloom.core.boundary import Manifest
+from fedloom.core.progress import Progress
 from fedloom.core.result import ClientResult, Ledger, LedgerEntry, mean_and_std
 from fedloom.spaces.base import SearchSpace
 
@@ -22,6 +23,7 @@ class Course:
     """The ledger, added up by round, client, stage and field."""
 
     totals: Ledger = field(default_factory=Ledger)
+    progress: Progress = field(default_factory=Progress)
     accuracies: dict[int, list[float]] = field(default_factory=dict)  # round -> test accuracies of its participants
     notes: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # name -> round -> of its participants
     rounds_of: dict[str, int] = field(default_factory=dict)  # client -> rounds it took part in
@@ -42,6 +44,7 @@ class Course:
 
     def add(self, entry: LedgerEntry) -> None:
         self.totals.add([entry])
+        self.progress.add(entry)
         self.bytes_of[entry.client] = self.bytes_of.get(entry.client, 0) + entry.bytes_up + entry.bytes_down
         for name, size in entry.upload_bytes.items():
             self.up_by_field[name] = self.up_by_field.get(name, 0) + size

@@ -34,9 +34,9 @@ class BudgetSettings:
     )
 
 
-def training_memory_mb(cost: Cost, stored: int, batch: int) -> float:
-    """Weights and momenta as stored, gradients of the network, activations of a batch."""
-    return BYTES * (2 * stored + cost.parameters + batch * cost.activations) / MEGABYTE
+def training_memory_mb(cost: Cost, stored: int, batch: int, moments: int = 1) -> float:
+    """Weights and momenta as stored, gradients of the network, activations of a batch. moments: for each weight, of the optimiser."""
+    return BYTES * ((1 + moments) * stored + cost.parameters + batch * cost.activations) / MEGABYTE
 
 
 Need = Callable[[Architecture], float]
@@ -61,15 +61,16 @@ class Limit:
         return f"{self.table}.{self.name} ({_number(self.most)})"
 
 
-def bounded(space: SearchSpace, budget: BudgetSettings, batch: int, latency_ms: Need) -> SearchSpace:
+def bounded(space: SearchSpace, budget: BudgetSettings, batch: int, latency_ms: Need, moments: int = 1) -> SearchSpace:
     """The part of a space within a budget; the space itself, draws and all, without one.
 
-    batch: examples per training step, for the memory. latency_ms: measures an architecture; asked last, and only if there is a limit.
+    batch, moments: examples per training step and numbers that its optimiser keeps for each weight, for the memory. latency_ms: measures
+    an architecture; asked last, and only if there is a limit.
     """
 
     def memory_mb(architecture: Architecture) -> float:
         cost = space.cost(architecture)
-        return training_memory_mb(cost, cost.parameters, batch)
+        return training_memory_mb(cost, cost.parameters, batch, moments)
 
     lines = (
         Limit("parameters", budget.parameters, lambda architecture: space.cost(architecture).parameters, "parameters"),

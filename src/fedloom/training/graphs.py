@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedloom.supernets.base import Weights
 from fedloom.training.packed import Packed, flattened
+from fedloom.training.recipe import TrainingSettings, optimiser_of
 
 Input = Tensor | float
 
@@ -22,7 +23,7 @@ KEPT = 8  # captured steps
 
 
 class WeightsInTraining:
-    """Packed weights, their momenta and decay. ``run`` makes a step; on a GPU, one that is made often becomes a CUDA graph.
+    """Packed weights, their optimiser, its moments and decay. ``run`` makes a step; on a GPU, one made often becomes a CUDA graph.
 
     moves: the parameters that training moves; none: all of them.
 
@@ -30,11 +31,11 @@ class WeightsInTraining:
     graph reads and writes fixed addresses. Graphs share memory: they never run at the same time, and leave nothing in it.
     """
 
-    def __init__(self, weights: Packed, decay: float, captures: bool = True, moves: Collection[str] | None = None) -> None:
-        self.weights, self.moves = weights, moves
+    def __init__(self, weights: Packed, settings: TrainingSettings, captures: bool = True, moves: Collection[str] | None = None) -> None:
+        self.weights, self.moves, self.optimiser = weights, moves, optimiser_of(settings)
         self.mask = None if moves is None else self._marked(moves)  # (entries,)
         self._pull: tuple[Tensor, Tensor] | None = None  # like the weights; () or (rows, 1)
-        self.momenta = torch.zeros_like(weights.flat)
+        self.momenta, decay = self.optimiser.start(weights.flat), settings.weight_decay
         # (entries,) no decay for biases and normalisation
         by_name = (torch.full(shape, decay if len(shape) > 1 else 0.0, dtype=weights.flat.dtype) for shape in weights.shapes.values())
         self.decay = flattened(by_name).to(weights.flat.device)
@@ -69,6 +70,10 @@ class WeightsInTraining:
             return gradient
         towards, strength = self._pull
         return torch.addcmul(gradient, strength, self.weights.flat - towards)
+
+    def move(self, gradient: Tensor, rate: Input, mask: Tensor | None) -> None:
+        """A step of the optimiser. gradient: like the weights; mask: the entries that move, or all of them."""
+        self.optimiser.step(self.weights.flat, self.momenta, gradient, self.decay, rate, mask)
 
     def _marked(self, moves: Collection[str]) -> Tensor:
         shapes = self.weights.shapes

@@ -1,4 +1,4 @@
-"""The one local training loop: SGD with momentum on a fixed network, or on subnets of a supernet drawn step by step."""
+"""The one local training loop: steps of an optimiser on a fixed network, or on subnets of a supernet drawn step by step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.holds import Part, Pull, moving
-from fedloom.training.packed import Packed, flattened, sgd
+from fedloom.training.packed import Packed, flattened
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.stacked import Loss, Stacks, Start, SubnetStep, stacked, trains_masked
@@ -34,8 +34,8 @@ KEPT_MASKS = 100  # architectures whose trained entries are remembered, a byte e
 
 @dataclass(frozen=True)
 class Trained:
-    """New weights, how many steps trained each architecture, and the forward multiply-accumulates spent. momenta: (entries,) packed, of
-    a supernet, with which training can go on."""
+    """New weights, how many steps trained each architecture, and the forward multiply-accumulates spent. momenta: packed, of the
+    optimiser of a supernet, with which training can go on."""
 
     weights: Weights
     steps: Counter[Architecture]
@@ -178,7 +178,7 @@ class Trainer:
     ) -> None:
         learn = partial(self._loss, labels=labels)
         _, found = self._gradients(place.weights, architecture, self.pixels.normalise(images), learn, place.moves)
-        sgd(place.weights.flat, place.momenta, place.pulled(flattened(found)), place.decay, self.settings.momentum, rate, place.mask)
+        place.move(place.pulled(flattened(found)), rate, place.mask)
 
     # -- supernets -----------------------------------------------------------------
     def _train_supernets(self, jobs: Sequence[SupernetJob]) -> list[Trained]:
@@ -239,7 +239,7 @@ class Trainer:
             torch._foreach_add_(list(take(place.total, architecture).values()), found, alpha=taught if taught and number else 1)
             if taught and number == 0:
                 learn = partial(soft_cross_entropy, teacher=logits)
-        sgd(place.weights.flat, place.momenta, place.total.flat, place.decay, self.settings.momentum, rate, mask)
+        place.move(place.total.flat, rate, mask)
 
     # -- one step -----------------------------------------------------------
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ class Trainer:
         if known is None or known[0] != key:
             self._in_training.pop(kind, None)  # frees its memory before the next one
             captures = self.settings.execution != "reference"
-            self._in_training[kind] = (key, WeightsInTraining(Packed.of(weights), self.settings.weight_decay, captures, moves))
+            self._in_training[kind] = (key, WeightsInTraining(Packed.of(weights), self.settings, captures, moves))
         place = self._in_training[kind][1]
         place.load(weights, momenta)
         return place

@@ -20,6 +20,7 @@ from fedloom.supernets.base import Weights
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.local import gradients
 from fedloom.training.packed import Packed, flattened
+from fedloom.training.recipe import optimiser_of
 from fedloom.training.tools import Tools
 
 NONE = "none"  # the operation of an edge that carries nothing
@@ -88,8 +89,9 @@ class Mixtures:
     # -- scores ----------------------------------------------------------------
     @torch.no_grad()
     def score(self, site: ClientSite, weights: Weights, kept: Kept) -> Rank:
-        """(accuracy, -loss) on the selecting data, normalised by their own moments."""
-        examples = self.tools.selecting(site.data)
+        """(accuracy, -loss) on validation data, whatever the protocol, normalised by their own moments."""
+        examples = site.data.validation
+        site.work.scored_macs += len(examples) * self.macs(kept)
         logits = self.logits(self.tools.pixels.normalise(examples.images), weights, kept)
         loss = float(F.cross_entropy(logits, examples.labels))
         return float((logits.argmax(1) == examples.labels).double().mean()), -loss
@@ -117,7 +119,9 @@ class Mixtures:
 
     def step_memory_mb(self, kept: Kept, stored: int, examples: int) -> float:
         """What a training step of the mixture takes beside so many stored weights."""
-        return training_memory_mb(self._space.mixture_cost(kept), stored, min(self.tools.training.batch, examples))
+        training = self.tools.training
+        batch, moments = min(training.batch, examples), optimiser_of(training).moments
+        return training_memory_mb(self._space.mixture_cost(kept), stored, batch, moments)
 
 
 @dataclass(frozen=True)

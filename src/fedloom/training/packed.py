@@ -108,14 +108,3 @@ def flattened(tensors: Iterable[Tensor], stacked: bool = False) -> Tensor:
         if gap:
             parts.append(part.new_zeros(*part.shape[:-1], gap))
     return torch.cat(parts, -1)
-
-
-def sgd(
-    weights: Tensor, momenta: Tensor, gradient: Tensor, decay: Tensor, momentum: float, rate: Tensor | float, mask: Tensor | None
-) -> None:
-    """One step of SGD with momentum and decay on packed weights, in place; entries outside the mask do not move."""
-    with torch.no_grad():
-        moved = momenta * momentum + torch.addcmul(gradient, decay, weights)
-        moved = moved if mask is None else torch.where(mask, moved, momenta)
-        momenta.copy_(moved)
-        weights.sub_(rate * (moved if mask is None else torch.where(mask, moved, 0.0)))

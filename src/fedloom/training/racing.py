@@ -20,12 +20,17 @@ FEWEST = 32  # images that measure normalisation statistics in the first stage, 
 
 def race(scorer: Scorer, requests: Sequence[Request], share: float) -> list[list[Scored]]:
     """What ``scorer.score_many`` gives, with rough scores. share: of the images, and of those for statistics, in the first stage."""
-    full = scorer.settings.calibration
-    quick = scorer.quick(min(full, max(FEWEST, round(share * full))))
+    quick = scorer.quick(rough_calibration(scorer, share))
     first = together(quick.score_many, [replace(request, examples=part(request.examples, share)) for request in requests])
     finalists = [[one.architecture for one in best_first(scored)[: math.ceil(FINAL * len(scored))]] for scored in first]
     final = together(scorer.score_many, [replace(one, architectures=best) for one, best in zip(requests, finalists, strict=True)])
     return [_merged(rough, exact) for rough, exact in zip(first, final, strict=True)]
+
+
+def rough_calibration(scorer: Scorer, share: float) -> int:
+    """Images that measure statistics in the first stage."""
+    full = scorer.settings.calibration
+    return min(full, max(FEWEST, round(share * full)))
 
 
 def part(examples: Examples, share: float) -> Examples:

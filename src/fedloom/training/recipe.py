@@ -9,16 +9,21 @@ import torch
 from torch import Tensor
 
 from fedloom.core.settings import setting
+from fedloom.training.optimisers import OPTIMISERS, Optimiser
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
     epochs: int = setting(5, "local epochs per participation; perfedsde uses perfedsde.iterations instead, one epoch each", low=1)
     batch: int = setting(50, "examples per step", low=2)
-    rate: float = setting(0.05, "learning rate of SGD at the start", low=0)
+    optimiser: str = setting("sgd", "SGD with momentum, with Nesterov's momentum, or AdamW, whose rates are far lower", choices=OPTIMISERS)
+    rate: float = setting(0.05, "learning rate at the start", low=0)
     schedule: str = setting("cosine", "how the rate falls over all rounds", choices=("cosine", "constant"))
-    momentum: float = setting(0.9, "momentum of SGD", low=0, high=1)
-    weight_decay: float = setting(5e-4, "weight decay (not for biases and normalisation)", low=0)
+    warmup: float = setting(
+        0.0, "share of all rounds in which the rate rises evenly from near 0, so it holds for any number", low=0, high=1
+    )
+    momentum: float = setting(0.9, "momentum; of AdamW the share of the last mean gradient in the next (beta 1)", low=0, high=1)
+    weight_decay: float = setting(5e-4, "weight decay (not for biases and normalisation); of AdamW times the rate, so far higher", low=0)
     label_smoothing: float = setting(0.1, "share of the target spread over all classes", low=0, high=1)
     crop: int = setting(4, "augmentation: random crop after padding by this many pixels; 0: off", low=0)
     flip: bool = setting(True, "augmentation: random horizontal flip")
@@ -59,3 +64,14 @@ def computing(settings: TrainingSettings, weights: Tensor) -> torch.dtype:
 def falling(rate: float, done: float, schedule: str) -> float:
     """The learning rate after this share of the training."""
     return rate if schedule == "constant" else rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def rate_of(settings: TrainingSettings, epoch: int, epochs: int, start: float | None = None) -> float:
+    """The learning rate of one epoch of a training of so many. Warm-up rises epoch by epoch; the fall goes on beside it."""
+    first = settings.rate if start is None else start
+    risen = min(1.0, (epoch + 1) / (settings.warmup * epochs)) if settings.warmup else 1.0
+    return falling(first, epoch / epochs, settings.schedule) * risen
+
+
+def optimiser_of(settings: TrainingSettings) -> Optimiser:
+    return OPTIMISERS[settings.optimiser](settings.momentum)

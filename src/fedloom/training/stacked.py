@@ -20,10 +20,10 @@ from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.supernets.elastic import sent
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.holds import Part, Pull, moving
-from fedloom.training.packed import Packed, flattened, sgd
+from fedloom.training.packed import Packed, flattened
 from fedloom.training.peak import allowed_bytes
 from fedloom.training.pixels import Pixels
-from fedloom.training.recipe import TrainingSettings, computing
+from fedloom.training.recipe import TrainingSettings, computing, optimiser_of
 
 Loss = Callable[..., Tensor]  # (n, classes) logits, (n,) labels, label_smoothing=… -> their loss
 NetworkStep = tuple[Tensor, Tensor, float]  # images, labels, rate of one step of one row
@@ -46,7 +46,7 @@ class SubnetStep(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a row starts, and where it ends. momenta: (entries,) packed; none: zero. pull: all rows have one, or none has."""
+    """Where a row starts, and where it ends. momenta: packed, of the optimiser; none: zero. pull: all rows have one, or none has."""
 
     weights: Weights
     momenta: Tensor | None = None
@@ -219,8 +219,7 @@ class Stacks:
         wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
         found = iter(torch.autograd.grad(self._losses(logits.to(kept), labels, taught), wanted, materialize_grads=True))
         every = (next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves.values())
-        gradient = place.pulled(flattened(every, stacked=True).to(kept))
-        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
+        place.move(place.pulled(flattened(every, stacked=True).to(kept)), rate, mask)
 
     def _losses(self, logits: Tensor, labels: Tensor, taught: float) -> Tensor:
         """The sum over all subnets. logits: (rows, subnets, n, classes), labels: (rows, n)."""
@@ -283,8 +282,8 @@ class Stacks:
         if place is None or place.weights.layout != weights.layout:
             while len(self._places) >= KEPT:
                 del self._places[next(iter(self._places))]  # frees its memory before the next one
-            place = WeightsInTraining(weights, self.settings.weight_decay, moves=moves)
-        nothing = torch.zeros_like(weights.flat[0])
+            place = WeightsInTraining(weights, self.settings, moves=moves)
+        nothing = optimiser_of(self.settings).start(weights.flat[0])
         known = any(start.momenta is not None for start in starts)
         momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts]) if known else None
         place.load(weights, momenta)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,7 @@ from fedloom.training.holds import Part, Pull
 from fedloom.training.local import Trained, Trainer
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
-from fedloom.training.recipe import TrainingSettings, falling
+from fedloom.training.recipe import TrainingSettings, optimiser_of, rate_of
 from fedloom.training.scoring import NetworkRequest, Scorer
 from fedloom.training.server import AveragingSettings, ServerSteps
 
@@ -141,8 +141,7 @@ class Tools:
         """One learning rate per epoch of this round. A phase with its own schedule counts its round from 0, gives its number of
         ``rounds`` and may ``start`` at its own rate."""
         total = (self.rounds if rounds is None else rounds) * epochs
-        first = self.training.rate if start is None else start
-        return [falling(first, (round * epochs + epoch) / total, self.training.schedule) for epoch in range(epochs)]
+        return [rate_of(self.training, round * epochs + epoch, total, start) for epoch in range(epochs)]
 
     # -- what selects -------------------------------------------------------------
     def selecting(self, data: ClientData) -> Examples:
@@ -152,7 +151,14 @@ class Tools:
     # -- cost ---------------------------------------------------------------------
     def training_memory_mb(self, architecture: Architecture, stored: int, examples: int) -> float:
         """Weights and momenta as stored, gradients of the network, activations of a batch."""
-        return training_memory_mb(self.space.cost(architecture), stored, min(self.training.batch, examples))
+        batch, moments = min(self.training.batch, examples), optimiser_of(self.training).moments
+        return training_memory_mb(self.space.cost(architecture), stored, batch, moments)
+
+    def count_scoring(self, site: ClientSite, architectures: Iterable[Architecture], examples: int, calibration: int | None = None) -> None:
+        """Write down what scoring architectures on so many examples takes: each of them alone, after its statistics were measured.
+        calibration: images for these, where they are fewer than ``training.calibration``."""
+        measured = min(self.training.calibration if calibration is None else calibration, len(site.data.train))
+        site.work.scored_macs += (examples + measured) * sum(self.space.cost(architecture).macs for architecture in architectures)
 
     # -- the final participation ----------------------------------------------------
     def personalise(

@@ -14,7 +14,7 @@ from fedloom.maths.relaxation import Table, mixed_level_step, softmax
 from fedloom.supernets.base import Weights
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.mixtures import Mixtures
-from fedloom.training.packed import Packed, flattened, sgd
+from fedloom.training.packed import Packed, flattened
 
 Draws = tuple[np.random.Generator, np.random.Generator]  # for the order of training and of validation images
 
@@ -51,8 +51,7 @@ class TwoSupernets:
 
         rates: one per epoch. Only alphas learn from validation images."""
         mixtures, tools = self.mixtures, self.mixtures.tools
-        momentum = tools.training.momentum
-        shared, local = (WeightsInTraining(Packed.of(weights), tools.training.weight_decay) for weights in (received, own.weights))
+        shared, local = (WeightsInTraining(Packed.of(weights), tools.training) for weights in (received, own.weights))
         anchor, moving = flattened(received.values()), mixtures.moving(own.kept, received)
         held_out = tools.trainer.batches(validation, repeat(0.0), draws[1])  # without end
         seen = seen_held_out = 0
@@ -61,7 +60,7 @@ class TwoSupernets:
             gradient = mixtures.gradient(shared.weights.views, pixels, labels, mixtures.offered)
             if self.clip:
                 gradient = gradient * (self.clip / gradient.norm().clamp_min(self.clip))
-            sgd(shared.weights.flat, shared.momenta, gradient, shared.decay, momentum, rate, None)
+            shared.move(gradient, rate, None)
             views, coefficients = local.weights.views, own.coefficients
             if own.alphas is None or coefficients is None:
                 gradient = mixtures.gradient(views, pixels, labels, own.kept)
@@ -72,8 +71,7 @@ class TwoSupernets:
                 others = tools.pixels.normalise(others)
                 on_validation = mixtures.gradient_of_coefficients(views, others, other_labels, own.kept, coefficients)
                 own = replace(own, alphas=mixed_level_step(own.alphas, own.kept, on_train, on_validation, self.rate, self.weight))
-            gradient = gradient + self.sharing * (local.weights.flat - anchor)
-            sgd(local.weights.flat, local.momenta, gradient, local.decay, momentum, rate, moving)
+            local.move(gradient + self.sharing * (local.weights.flat - anchor), rate, moving)
             seen += len(labels)
         macs = seen * mixtures.macs(mixtures.offered) + (seen + seen_held_out) * mixtures.macs(own.kept)
         return shared.weights, replace(own, weights=local.weights), macs

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedloom.analyses.newcomers import Joined, _newcomers, with_policies
+from fedloom.analyses.newcomers import Joined, arrivals, with_policies
 from fedloom.assemble import new_run, reopen_run
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
@@ -91,15 +91,24 @@ def test_the_command(folder: Path, fedloom_: Fedloom) -> None:
     assert written == {**written, **json.loads(json.dumps(asdict(joined(folder, 3, 2))))}
 
 
-def test_newcomers_are_tested_on_images_that_nobody_trained_on(tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
-    changes = ("split.rule=label", "split.alpha=10", "split.minimum=20", "split.test=0.2")
+@pytest.mark.parametrize("changes", [("split.rule=label", "split.alpha=10", "split.minimum=20", "split.test=0.2"), ("split.rule=plato",)])
+def test_no_client_trained_on_what_rewards_and_tests_newcomers(
+    tiny: Tiny, nobody: Watcher, tmp_path: Path, changes: tuple[str, ...]
+) -> None:
     new_run(tiny("method=perfedrlnas", *changes), tmp_path / "run", nobody)
     run = reopen_run(tmp_path / "run")
-    assert run.federation.split.own_tests
-    federation = _newcomers(run, 4, 0)[1]
-    trained = {image.numpy().tobytes() for name in run.federation.names for image in run.federation.data_of(name).train.images}
-    tested = {image.numpy().tobytes() for name in federation.names for image in federation.data_of(name).test.images}
-    assert tested and not tested & trained
+    assert run.federation.split.own_tests == ("split.test=0.2" in changes)
+    newcomers = [arrivals(run, 4, 0).data_of(f"newcomer-00{number}") for number in range(4)]
+    clients = [run.federation.data_of(name) for name in run.federation.names]
+
+    def pictures(*parts: Any) -> set[bytes]:
+        return {image.numpy().tobytes() for part in parts for image in part.images}
+
+    trained = pictures(*(part for client in clients for part in (client.train, client.validation)))  # spider trains on both
+    for one in newcomers:
+        rewards, tests = pictures(one.validation), pictures(one.test)
+        assert rewards and tests and not (rewards | tests) & trained and not rewards & tests
+        assert abs(len(rewards) - len(tests)) <= 10 and len(one.train) > 0
 
 
 def test_what_cannot_be_joined_is_refused(folder: Path, tiny: Tiny, nobody: Watcher, fedloom_: Fedloom, tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.analyses.pace import Moment, course, reached
+from fedloom.analyses.pace import reached
 from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.progress import Moment, Progress
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.run import Watcher
 from support.checks import Fedloom, check_refused
 
 Tiny = Callable[..., Settings]
-ENTRY = LedgerEntry("a", 0, False, 1, 1, (), {}, "", 0.5, 0.5, 1, 1, 1.0, 1.0, simulated_seconds=2.0)
+ENTRY = LedgerEntry("a", 0, False, 1, 1, (), {"train": 1.5, "test": 0.5}, "", 0.5, 0.5, 1, 1, 1.0, 1.0, simulated_seconds=2.0)
 ENTRIES = [
     ENTRY,
     replace(ENTRY, client="b", test_accuracy=0.7, simulated_seconds=5.0),
@@ -27,15 +28,19 @@ ENTRIES = [
     replace(ENTRY, round=2, test_accuracy=0.8),
     replace(ENTRY, round=3, final=True, test_accuracy=1.0, simulated_seconds=100.0),
 ]
-MOMENTS = [Moment(1, 5.0, pytest.approx(0.6), 2), Moment(2, 14.0, pytest.approx(0.7), 3), Moment(3, 16.0, pytest.approx(0.8), 3)]  # type: ignore[arg-type]
+MOMENTS = [
+    Moment(1, 5.0, pytest.approx(0.6), 2, 4.0, 2, 2),  # type: ignore[arg-type]
+    Moment(2, 14.0, pytest.approx(0.7), 3, 8.0, 4, 4),  # type: ignore[arg-type]
+    Moment(3, 16.0, pytest.approx(0.8), 3, 10.0, 5, 5),  # type: ignore[arg-type]
+]
 
 
 def test_rounds_are_as_long_as_their_slowest_and_accuracies_the_latest() -> None:
-    assert course(ENTRIES) == MOMENTS and course([]) == course(ENTRIES[-1:]) == []
+    assert Progress.of(ENTRIES).moments == MOMENTS and Progress.of([]).moments == Progress.of(ENTRIES[-1:]).moments == []
 
 
 def test_the_time_to_an_accuracy() -> None:
-    moments = course(ENTRIES)
+    moments = Progress.of(ENTRIES).moments
     assert [reached(moments, accuracy) for accuracy in (0.0, 0.65, 0.79, 0.81)] == [moments[0], moments[1], moments[2], None]
 
 

@@ -24,6 +24,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, InvalidConfig, UnusableFolder
 from fedloom.data.readers import read
 from fedloom.data.splits import Federation, Split
+from fedloom.methods.base import METHODS
 from fedloom.models import load_model
 from fedloom.spaces.base import ImageShape
 from fedloom.supernets.base import make_supernet
@@ -136,6 +137,15 @@ def test_a_list_has_one_line_for_each(fedloom_: Fedloom, what: str) -> None:
     title, *lines = outcome.out.splitlines()
     assert title == what and [line.split()[0] for line in lines] == THINGS[what]
     assert all(len(line.split()) > 3 for line in lines)  # a name and a meaning
+
+
+def test_methods_are_listed_with_their_side_of_the_search_and_their_uploads(fedloom_: Fedloom) -> None:
+    lines = {line.split()[0]: line for line in fedloom_("list", "methods").out.splitlines()[1:]}
+    expected = {"local": "none    uploads: nothing ", "fedavg": "none    uploads: update, examples ", "hapfnas": "client  uploads: "}
+    expected |= {"perfedsde": "client  uploads: update, coverage, examples ", "spider": "client  uploads: update, examples "}
+    expected |= {"perfedrlnas": "server  uploads: update, accuracy, examples, seconds "}
+    for name, facts in expected.items():
+        assert f"search: {facts}" in lines[name] and lines[name].endswith(METHODS[name].meaning)
 
 
 def test_a_list_of_all(fedloom_: Fedloom) -> None:

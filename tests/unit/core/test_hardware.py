@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedloom.assemble import new_run
+from fedloom.assemble import new_run, reopen_run
 from fedloom.config import Settings
+from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.hardware import Hardware, HardwareSettings, assigned
 from fedloom.core.result import LedgerEntry
@@ -25,7 +26,7 @@ SLOW_AND_FAST = "hardware.gmacs=[0.001, 10]"
 def test_seconds_by_hand() -> None:
     hardware = Hardware(gmacs=2.0, mbits=8.0)
     assert hardware.seconds(10**9, 3 * 10**6) == pytest.approx(1.5 + 3.0)  # forward and backward; megabytes a second
-    assert hardware.seconds(0, 0) == 0
+    assert hardware.seconds(0, 0) == 0 and hardware.seconds(0, 0, 10**9) == 0.5  # forward alone
 
 
 def test_memory_by_hand() -> None:
@@ -82,9 +83,38 @@ def test_the_ledger_says_what_a_round_would_have_taken(tiny: Tiny, tmp_path: Pat
     for entry in ledger:
         own = hardware[entry.client]
         assert entry.tier == own.tier and not entry.late
-        assert entry.simulated_seconds == pytest.approx(own.seconds(entry.trained_macs, entry.bytes_down + entry.bytes_up), abs=1e-4)
+        seconds = own.seconds(entry.trained_macs, entry.bytes_down + entry.bytes_up, entry.scored_macs)
+        assert entry.simulated_seconds == pytest.approx(seconds, abs=1e-4)
+    assert result["cost"]["scored_macs"] == sum(entry.scored_macs for entry in ledger)
     rounds = [max(e.simulated_seconds for e in ledger if e.round == number and not e.final) for number in range(settings.rounds)]
     assert result["cost"]["simulated_seconds"] == pytest.approx(sum(rounds), abs=1e-3)
+
+
+@pytest.mark.parametrize("changes", [("method=perfedsde", "perfedsde.racing=0.5"), ("method=perfedrlnas",)])
+def test_scoring_takes_time(tiny: Tiny, tmp_path: Path, nobody: Watcher, changes: tuple[str, ...]) -> None:
+    """Every architecture that is scored: its multiply-accumulates, for the images that score it and those that measure its statistics."""
+    settings = tiny(*changes)
+    _, ledger = run(settings, tmp_path, nobody)
+    reopened = reopen_run(tmp_path)
+    space = reopened.tools.space
+    for entry in ledger[:2]:
+        data = reopened.federation.data_of(entry.client)
+        images = len(data.validation) + min(settings.training.calibration, len(data.train))
+        if settings.method == "perfedrlnas":
+            assert entry.scored_macs == images * space.cost(Architecture.parse(entry.architecture)).macs
+        else:  # a race looks at half of the images first, then at all of them
+            few, many = (entry.evaluated_architectures * space.cost(space.named[size]).macs for size in ("smallest", "largest"))
+            assert 0.5 * few * len(data.validation) <= entry.scored_macs <= 2 * many * images
+
+
+def test_a_deadline_counts_scoring(tiny: Tiny, tmp_path: Path, nobody: Watcher) -> None:
+    _, free = run(tiny("method=perfedsde"), tmp_path / "free", nobody)
+    own = Hardware()
+    without = max(own.seconds(entry.trained_macs, entry.bytes_down + entry.bytes_up) for entry in free if not entry.final)
+    shortest = min(entry.simulated_seconds for entry in free if not entry.final)
+    assert without < shortest
+    _, ledger = run(tiny("method=perfedsde", f"hardware.deadline={(without + shortest) / 2}"), tmp_path / "late", nobody)
+    assert all(entry.late for entry in ledger if not entry.final)
 
 
 def test_who_misses_the_deadline_is_not_waited_for(tiny: Tiny, tmp_path: Path, nobody: Watcher) -> None:

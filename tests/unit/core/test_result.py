@@ -23,6 +23,7 @@ ENTRY = LedgerEntry(
     validation_accuracy=0.5,
     test_accuracy=0.75,
     trained_macs=1000,
+    scored_macs=300,
     evaluated_architectures=7,
     peak_memory_mb=3.5,
     process_memory_mb=200.0,
@@ -62,6 +63,7 @@ def test_the_ledger_adds_up() -> None:
     assert made.stages == {"train": 5.0, "score": 0.75, "finetune": 2.0}
     assert made.uploads == {"coverage", "examples", "update"}
     assert made.best_ever == {"client-0": 0.75, "client-1": 1.0}
+    assert made.latest == {"client-0": 0.75, "client-1": 0.25}  # in rounds; the second time client-0 was not tested
     assert made.final == {"client-0": ENTRIES[3], "client-1": ENTRIES[4]}
 
 
@@ -93,7 +95,7 @@ def test_a_line_with_a_value_of_another_type_is_refused(name: str, value: object
         LedgerEntry.from_json(json.dumps({**json.loads(ENTRY.to_json()), name: value}))
 
 
-LATER = ("tier", "simulated_seconds", "late", "upload_bytes")
+LATER = ("tier", "simulated_seconds", "late", "upload_bytes", "scored_macs")
 
 
 @pytest.mark.parametrize("name", [name for name in json.loads(ENTRY.to_json()) if name not in LATER])
@@ -118,10 +120,11 @@ def test_the_schema_key_by_key() -> None:
     written = json.loads(result().to_json())
     top = "schema method space dataset protocol seed rounds finished accuracy clients cost uploads environment"
     assert list(written) == top.split()
-    assert list(written["accuracy"]) == ["mean", "std", "best_ever_mean", "best_ever_std"]
+    three = ("", "last_participation_", "best_ever_")
+    assert list(written["accuracy"]) == [f"{what}{number}" for what in three for number in ("mean", "std")]
     line = "name test_accuracy validation_accuracy architecture parameters macs train_examples test_examples"
     assert [list(client) for client in written["clients"]] == [line.split()] * 2
-    cost = "seconds stages bytes_up bytes_down trained_macs evaluated_architectures peak_memory_mb simulated_seconds"
+    cost = "seconds stages bytes_up bytes_down trained_macs scored_macs evaluated_architectures peak_memory_mb simulated_seconds"
     assert list(written["cost"]) == cost.split()
 
 
@@ -131,7 +134,8 @@ def test_the_values_by_hand() -> None:
     assert [written[key] for key in ("method", "space", "dataset", "protocol")] == ["toy-method", "toy", "digits", "clean"]
     assert [written[key] for key in ("seed", "rounds", "finished")] == [3, 2, True]
     # Final 0.5 and 1.0; best ever 0.75 and 1.0; population standard deviation.
-    assert written["accuracy"] == {"mean": 0.75, "std": 0.25, "best_ever_mean": 0.875, "best_ever_std": 0.125}
+    last = {"last_participation_mean": 0.5, "last_participation_std": 0.25}
+    assert written["accuracy"] == {"mean": 0.75, "std": 0.25, **last, "best_ever_mean": 0.875, "best_ever_std": 0.125}
     assert written["clients"][1] == {
         "name": "client-1",
         "test_accuracy": 1.0,
@@ -148,6 +152,7 @@ def test_the_values_by_hand() -> None:
         "bytes_up": 120,
         "bytes_down": 500,
         "trained_macs": 5000,
+        "scored_macs": 1500,
         "evaluated_architectures": 28,
         "peak_memory_mb": 3.5,
         "simulated_seconds": 28.0,  # the slowest of the first round, then of the second; final ones are no round
@@ -158,7 +163,7 @@ def test_the_values_by_hand() -> None:
 
 def test_a_result_before_the_end_has_no_accuracy() -> None:
     written = json.loads(result(clients=(), finished=False, ledger=Ledger()).to_json())
-    assert written["accuracy"] == {"mean": None, "std": None, "best_ever_mean": None, "best_ever_std": None}
+    assert len(written["accuracy"]) == 6 and set(written["accuracy"].values()) == {None}
     assert written["clients"] == [] and written["finished"] is False
 
 

@@ -278,6 +278,16 @@ def test_what_a_client_finds_keeps_its_budget(tiny: Tiny) -> None:
         assert len(allowed) > 2 and space.cost(space.named["smallest"]).macs in allowed
 
 
+def test_every_architecture_that_is_scored_takes_time(tiny: Tiny) -> None:
+    played = Played(tiny(OWN))
+    tools, site = played.method.tools, played.site("client-000")
+    supernet, within = tools.tensors(played.method.supernet_of(played.state)), played.method.allowed(10, 5, 20)
+    found = played.method._search(within, site, supernet, rng(0))
+    images = len(site.data.validation) + min(tools.training.calibration, len(site.data.train))
+    few, many = (found.scored * images * tools.space.cost(tools.space.named[size]).macs for size in ("smallest", "largest"))
+    assert found.scored > 1 and few <= site.work.scored_macs <= many
+
+
 # -- heteroFedAvg -----------------------------------------------------------------------------------------
 def test_on_equal_networks_it_is_fedavg(played: Played) -> None:
     tools, state = played.method.tools, searching(played)

@@ -159,6 +159,35 @@ def test_validation_images_join_once_all_edges_are_decided(tiny: Tiny, monkeypat
 
     assert images("spider.edges=14") == 0 and images("spider.edges=13") < 0
     assert images("spider.edges=14", "spider.join_validation=false") < 0
+    assert images("spider.edges=14", "protocol=paper") == 0  # the paper joins them, and never searched on test images
+
+
+def test_a_client_counts_the_images_that_it_trained_on(tiny: Tiny) -> None:
+    for edges, joined in ((14, True), (13, False)):
+        played = Played(tiny(OWN, f"spider.edges={edges}"))
+        instruction = played.method.plan(played.state, played.federation.names)[0]
+        data = played.site(instruction.client).data
+        assert played.answer(instruction).report.facts["examples"] == len(data.train) + joined * len(data.validation)
+
+
+def test_every_mixture_that_is_tried_takes_time(tiny: Tiny) -> None:
+    played = Played(tiny(OWN))
+    site, mixtures, kept = played.site("client-000"), played.method.mixtures, everything(played)
+    for number in (1, 2):
+        mixtures.score(site, played.method.tools.tensors(played.state.weights), kept)
+        assert site.work.scored_macs == number * len(site.data.validation) * mixtures.macs(kept) > 0
+
+
+def test_test_images_decide_no_edge_under_the_papers_protocol(tiny: Tiny) -> None:
+    played = Played(tiny(OWN, "protocol=paper", "spider.edges=14", "training.finetune_epochs=0"))
+    site = played.site("client-000")
+    own = OwnSupernet(played.method.tools.tensors(played.state.weights), everything(played))
+    turned = replace(site.data, test=replace(site.data.test, labels=(site.data.test.labels + 1) % 10, images=255 - site.data.test.images))
+    without = replace(site.data, validation=replace(site.data.validation, labels=(site.data.validation.labels + 1) % 10))
+    kept, same, other = (
+        played.method._searched(replace(site, data=data), own, 14, 0, rng(0))[0].kept for data in (site.data, turned, without)
+    )
+    assert np.array_equal(kept, same) and not np.array_equal(kept, other)
 
 
 # -- milenas ------------------------------------------------------------------------------------

@@ -94,8 +94,8 @@ def test_every_part_of_an_architecture_is_written_out(space: SearchSpace) -> Non
 
 
 def test_two_architectures_have_two_pictures(space: SearchSpace) -> None:
-    pictures = {draw(space.drawing(architecture), "") for architecture in (*space.named.values(), space.sample(rng(1)))}
-    assert len(pictures) == len(space.named) + 1
+    different = {*space.named.values(), space.sample(rng(1))}
+    assert len({draw(space.drawing(architecture), "") for architecture in different}) == len(different) > 3
 
 
 def test_a_mobilenetv3_block_in_words() -> None:

@@ -181,6 +181,23 @@ def test_a_folder_of_runs_gives_a_comparison(fedloom_: Fedloom, runs: Path, tmp_
     assert "not finished" in words["help"] and "training.batch" in words["settings"]
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_has_a_block_for_each_value(fedloom_: Fedloom, tmp_path: Path) -> None:
+    for rate, gain in ((0.1, 0.1), (0.3, -0.1)):
+        own, place = [f"training.rate={rate}"], tmp_path / "swept" / f"training.rate={rate}"
+        made_up_run(place / "fedrep-0", "fedrep", accuracies=[0.5, 0.6, 0.7, 0.8], overrides=own)
+        made_up_run(place / "fedavg-0", "fedavg", accuracies=[value + gain for value in (0.5, 0.6, 0.7, 0.8)], overrides=own)
+    done = fedloom_("report", tmp_path / "swept")
+    assert done.code == 0, done.err
+    words = Outline((tmp_path / "swept" / "report.html").read_text()).words["help"]
+    for name, difference in (("0.1", "10.0"), ("0.3", "−10.0")):  # each against fedrep at its own rate
+        row = words[words.index(f"fedavg, rate={name}") :]
+        assert difference in row[: row.index("to")]
+    assert "fedrep with the same training.rate" in words and "corrected for 2 comparisons (Holm)" in words
+    for title in ("last participation", "best ever", "Test accuracy over time at clients", "Test accuracy over bytes sent up"):
+        assert title in words
+
+
 # -- the command --------------------------------------------------------------------------------
 
 

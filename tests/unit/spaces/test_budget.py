@@ -93,7 +93,7 @@ def test_everything_drawn_fits(space: SearchSpace, key: str, share: float) -> No
     for architecture in draws(narrow, 1):
         space.check(architecture)
         assert needs(space, key, architecture) <= most
-    assert len(set(draws(narrow, 1))) > 10  # and not always the same
+    assert len(set(draws(narrow, 1))) > min(10, space.architectures // 4)  # and not always the same
 
 
 def test_every_limit_holds_at_once(space: SearchSpace) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from fedloom.maths.paired import PairedDifference, paired_difference
+from fedloom.core.progress import Moment
+from fedloom.maths.paired import PairedDifference, holm, paired_difference
 from fedloom.report.charts.clients import NAMED, strips
 from fedloom.report.charts.rounds import ROUND, binned, thinning
 from fedloom.report.figure import FAINT, MARKS, SERIES, Axis, Figure, Missing, Numbers, Shown, draw_dots
@@ -27,6 +28,7 @@ class Group:
 
     name: str
     runs: tuple[RunView, ...]
+    block: str = ""  # KEY=VALUE of a sweep: methods are compared with the first one that has the same
 
     @property
     def finished(self) -> tuple[RunView, ...]:
@@ -47,14 +49,54 @@ class Group:
 
 
 def groups_of(runs: Sequence[RunView]) -> list[Group]:
-    """By method, where each method has each seed once; else every run by its folder's name."""
+    """By method, where each method has each seed once; by value and method, where one setting was swept over; else every run by its
+    folder's name."""
     if len({(run.method, run.seed) for run in runs}) == len(runs):
-        methods = dict.fromkeys(run.method for run in runs)
-        return [Group(method, tuple(run for run in runs if run.method == method)) for method in methods]
+        return _by_method(runs)
+    key = _swept(runs)
+    if key:
+        values = dict.fromkeys(plain(run.settings.get(key), 40) for run in runs)
+        blocks = {value: [run for run in runs if plain(run.settings.get(key), 40) == value] for value in values}
+        if all(len({(run.method, run.seed) for run in block}) == len(block) for block in blocks.values()):
+            return [group for value, block in blocks.items() for group in _by_method(block, f"{key}={value}")]
     names = [run.folder.rstrip("/").split("/")[-1] for run in runs]
     if len(set(names)) < len(names):
         names = [run.folder for run in runs]
     return [Group(plain(name, 40), (run,)) for name, run in zip(names, runs, strict=True)]
+
+
+def _by_method(runs: Sequence[RunView], block: str = "") -> list[Group]:
+    methods = dict.fromkeys(run.method for run in runs)
+    key, _, value = block.partition("=")
+    label = f", {key.rpartition('.')[2]}={value}" if block else ""
+    return [Group(f"{method}{label}", tuple(run for run in runs if run.method == method), block) for method in methods]
+
+
+def _swept(runs: Sequence[RunView]) -> str:
+    """The only setting, besides the seed, in which runs of one method differ; empty where there are none or several."""
+    found = set()
+    for method in {run.method for run in runs}:
+        own = [run.settings for run in runs if run.method == method]
+        found |= {key for settings in own for key in settings if any(settings[key] != other.get(key) for other in own)}
+    found -= {"seed", "run.folder"}
+    return found.pop() if len(found) == 1 else ""
+
+
+def reference(groups: Sequence[Group], group: Group) -> Group:
+    """What a group is compared with: the first, in a sweep the first that has the same value."""
+    return next(other for other in groups if other.block == group.block)
+
+
+def compared(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
+    """(reference, group) of all that are compared with another."""
+    both = [(reference(groups, group), group) for group in groups]
+    return [(first, group) for first, group in both if first is not group]
+
+
+def compared_to(groups: Sequence[Group]) -> str:
+    """The name of what they are compared with."""
+    first = groups[0]
+    return f"{first.runs[0].method} with the same {first.block.partition('=')[0]}" if first.block else first.name
 
 
 def pairs(first: Group, other: Group) -> list[tuple[float, float]]:
@@ -71,6 +113,14 @@ def pairs(first: Group, other: Group) -> list[tuple[float, float]]:
 def difference(first: Group, other: Group) -> PairedDifference | None:
     found = pairs(first, other)
     return paired_difference([before for before, _ in found], [after for _, after in found]) if found else None
+
+
+def differences(groups: Sequence[Group]) -> dict[str, PairedDifference]:
+    """group -> its difference to what it is compared with, where clients can be paired; p is corrected for their number (Holm)."""
+    every = {other.name: difference(first, other) for first, other in compared(groups) if first.finished and other.finished}
+    found = {name: one for name, one in every.items() if one is not None}
+    corrected = holm([one.p for one in found.values()])
+    return {name: replace(one, p=p) for (name, one), p in zip(found.items(), corrected, strict=True)}
 
 
 # -- accuracy --------------------------------------------------------------------------
@@ -122,13 +172,45 @@ def courses(groups: Sequence[Group]) -> Shown:
     return Figure("courses", title, ROUND, Axis("test accuracy, mean", "%"), said, fill, Numbers(("round", *found), rows), thinned=thinned)
 
 
+def course_against(groups: Sequence[Group], key: str, axis: Axis, unit: float, number: Callable[[Moment], float]) -> Shown:
+    """Accuracy against what had been spent after each round. unit: what stands as 1 on the axis."""
+    title = f"Test accuracy over {axis.name}"
+    found = {group.name: [moments for run in group.runs if (moments := run.course.progress.moments)] for group in groups}
+    found = {name: runs for name, runs in found.items() if runs}
+    if not found:
+        return Missing(title, "None of these runs has measured accuracies in rounds.")
+
+    def fill(axes: Any) -> None:
+        for (name, runs), colour, dashes in zip(found.items(), cycle(SERIES), cycle(DASHES)):
+            for place, moments in enumerate(runs):
+                label = None if place else plain(name, 24)
+                places, heights = [number(one) / unit for one in moments], [100 * one.accuracy for one in moments]
+                axes.plot(places, heights, color=colour, ls=dashes, lw=1, label=label)
+        axes.legend(loc="lower right")
+
+    ends = [f"{name} {percent(runs[0][-1].accuracy)} after {number(runs[0][-1]) / unit:.3g}" for name, runs in found.items()]
+    said = "A line for each seed: the mean over the clients seen so far of what each had at its latest participation. "
+    said += f"At the end, in {axis.unit}, first seed: {listed(ends, 6)}."
+    rows = tuple(
+        (name, str(one.round), f"{number(one) / unit:.4g}", percent(one.accuracy)) for name, runs in found.items() for one in _few(runs[0])
+    )
+    numbers = Numbers(("run, first seed", "round", str(axis), "test accuracy, mean"), rows)
+    return Figure(f"course-against-{key}", title, axis, Axis("test accuracy, mean", "%"), said, fill, numbers)
+
+
+def _few(moments: Sequence[Moment], most: int = 8) -> list[Moment]:
+    """Evenly spaced, the last among them."""
+    places = dict.fromkeys(np.linspace(0, len(moments) - 1, min(most, len(moments))).round().astype(int).tolist())
+    return [moments[place] for place in places]
+
+
 def sorted_differences(groups: Sequence[Group]) -> Shown:
-    first, *others = groups
-    title = f"Client by client against {first.name}"
-    found = {group.name: sorted(100 * (after - before) for before, after in pairs(first, group)) for group in others}
+    against = compared_to(groups)
+    title = f"Client by client against {against}"
+    found = {group.name: sorted(100 * (after - before) for before, after in pairs(first, group)) for first, group in compared(groups)}
     found = {name: values for name, values in found.items() if values}
     if not found:
-        return Missing(title, f"No other finished run has the same split and seed as {first.name}, so clients cannot be paired.")
+        return Missing(title, f"No other finished run has the same split and seed as {against}, so clients cannot be paired.")
 
     def fill(axes: Any) -> None:
         axes.axhline(0, color=FAINT, lw=0.8)
@@ -139,7 +221,7 @@ def sorted_differences(groups: Sequence[Group]) -> Shown:
             axes.plot(places, values, label=plain(name, 24), **style)
         axes.legend(loc="upper left")
 
-    said = f"Below 0 a client is better off under {first.name}: " + listed(
+    said = f"Below 0 a client is better off under {against}: " + listed(
         [f"{sum(value < -0.05 for value in values)} of {many(len(values), 'client')} against {name}" for name, values in found.items()], 6
     )
     rows = tuple(

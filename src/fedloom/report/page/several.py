@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from fedloom.report.charts import comparison as charts
 from fedloom.report.charts.comparison import BYTES_UP, SECONDS, Group
-from fedloom.report.figure import Figure, Numbers
+from fedloom.report.figure import Axis, Figure, Numbers
 from fedloom.report.page.answers import NOTICED, Answer, answers_block
 from fedloom.report.page.blocks import Section, beside, document, figure_block, gallery, missing, numbers_table
 from fedloom.report.page.html import Html, joined, tag
 from fedloom.report.page.provenance import COMMON, shown
+from fedloom.report.page.published import published_block
 from fedloom.report.view import RunView
 from fedloom.report.words import byte_count, count, difference_words, duration, listed, many, percent, plain, points
 
@@ -38,22 +40,20 @@ def comparison_sections(groups: Sequence[Group]) -> list[Section]:
 
 
 def _answers(groups: Sequence[Group]) -> Html:
-    first, *others = groups
     whole = [group for group in groups if group.finished]
     answers = []
     if not whole:
         answers.append(Answer("help", "Which is best?", "not known yet", "None of these runs is finished."))
     else:
         best = max(whole, key=lambda group: group.mean)
-        against = [(other, charts.difference(first, other)) for other in others if other.finished and first.finished]
-        said = [f"{other.name} {points(found.mean)} points" for other, found in against if found is not None]
+        said = [f"{name} {points(found.mean)} points" for name, found in charts.differences(groups).items()]
         long = f"Mean test accuracy over clients: {listed([f'{group.name} {percent(group.mean)}' for group in whole], 8)}."
-        long += f" Paired, against {first.name}: {listed(said, 8)}." if said else ""
+        long += f" Paired, against {charts.compared_to(groups)}: {listed(said, 8)}." if said else ""
         answers.append(Answer("help", "Which is best?", f"{best.name}, {percent(best.mean)}", long))
         worst = {group.name: min(group.accuracies) for group in whole}
         fair = [name for name, value in worst.items() if max(worst.values()) - value < NOTICED]
         long = f"The lowest client: {listed([f'{name} {percent(value)}' for name, value in worst.items()], 8)}."
-        for other in others:
+        for first, other in charts.compared(groups):
             found_pairs = charts.pairs(first, other)
             if found_pairs:
                 lost = sum(before - after > NOTICED for before, after in found_pairs)
@@ -73,17 +73,24 @@ def _uploads(group: Group) -> list[str]:
 
 
 def _help(groups: Sequence[Group]) -> Section:
-    first = groups[0]
-    figures = [charts.accuracy_strips(groups), charts.courses(groups)]
+    figures = [
+        charts.accuracy_strips(groups),
+        charts.courses(groups),
+        charts.course_against(groups, "work", Axis("time at clients", "seconds"), 1, attrgetter("worked")),
+        charts.course_against(groups, "bytes", Axis("bytes sent up", "MB"), 1e6, attrgetter("bytes_up")),
+    ]
+    found, against = charts.differences(groups), charts.compared_to(groups)
     columns = (
         "run",
         "test accuracy",
         "± over clients",
         "± over seeds",
         "lowest client",
-        f"against {first.name}, points",
+        "last participation",
+        "best ever",
+        f"against {against}, points",
         "95 % interval",
-        "p",
+        "p, Holm",
         "time",
         "sent up",
     )
@@ -94,20 +101,30 @@ def _help(groups: Sequence[Group]) -> Section:
         means = [run.mean or 0.0 for run in group.finished]
         over_clients = float(np.mean([run.mean_and_std[1] for run in group.finished]))
         over_seeds = percent(float(np.std(means, ddof=1))) if len(means) > 1 else "–"
-        words = difference_words(None if group is first else charts.difference(first, group))
+        words = difference_words(found.get(group.name))
         cost = (duration(group.average(SECONDS)), byte_count(group.average(BYTES_UP)))
-        rows.append((group.name, percent(group.mean), percent(over_clients), over_seeds, percent(min(group.accuracies)), *words, *cost))
+        others = [_mean_of(list(getattr(run.course.totals, kind).values()) for run in group.finished) for kind in ("latest", "best_ever")]
+        own = (percent(group.mean), percent(over_clients), over_seeds, percent(min(group.accuracies)))
+        rows.append((group.name, *own, *others, *words, *cost))
     blocks: list[Html] = [numbers_table(Numbers(columns, tuple(rows)), "All runs, means over seeds")] if rows else []
     blocks += [missing(f"{plain(run.folder, 200)} is {run.spoken_state}.") for group in groups for run in group.runs if not run.finished]
-    apart = [group.name for group in groups[1:] if group.finished and first.finished and not charts.pairs(first, group)]
+    apart = [group.name for first, group in charts.compared(groups) if group.finished and first.finished and group.name not in found]
     if apart:
         blocks.append(
-            missing(f"{listed(apart)} has no run with the split and seed of {first.name}, so its clients cannot be paired with those.")
+            missing(f"{listed(apart)} has no run with the split and seed of {against}, so its clients cannot be paired with those.")
         )
-    note = f"Differences are to {first.name}, paired by client, seed and split: 95 % Student t interval, p of Wilcoxon's signed-rank test, "
-    note += "no correction for many methods."
+    note = f"Differences are to {against}, paired by client, seed and split: 95 % Student t interval, p of Wilcoxon's signed-rank test, "
+    note += f"corrected for {many(len(found), 'comparison')} (Holm). Last participation (of clients that took part) and best ever are test "
+    note += "accuracies, means over clients, for comparison with papers that report them; they select nothing."
     blocks.append(tag("p", note, class_="small"))
+    blocks.append(published_block([run for group in groups for run in group.runs]))
     return Section("help", "Which is best?", "Test accuracy of all personal models.", lambda: [*blocks, gallery(figures)], figures)
+
+
+def _mean_of(runs: Iterable[list[float]]) -> str:
+    """Of the runs' means over clients."""
+    means = [float(np.mean(values)) for values in runs if values]
+    return percent(float(np.mean(means))) if means else "–"
 
 
 def _clients(groups: Sequence[Group]) -> Section:

@@ -16,6 +16,7 @@ from fedloom.report.page.blocks import Section, beside, document, facts, figure_
 from fedloom.report.page.html import Html, joined, tag
 from fedloom.report.page.privacy import privacy_blocks
 from fedloom.report.page.provenance import provenance_blocks
+from fedloom.report.page.published import published_block
 from fedloom.report.view import Baseline, RunView
 from fedloom.report.words import byte_count, count, duration, many, plain
 
@@ -80,7 +81,8 @@ def _help(run: RunView, baselines: Sequence[Baseline]) -> Section:
     small = tag("p", notes, class_="small") if baselines and run.clients else None
     lead = "This run against training alone (local) and against one shared network, fine-tuned (fedavg), on the same split and seed."
     remarks = baseline_remarks(run, baselines)
-    return Section("help", "Did it help?", lead, lambda: [joined(table, small, remarks), gallery(figures)], figures)
+    published = published_block([run])
+    return Section("help", "Did it help?", lead, lambda: [joined(table, small, remarks, published), gallery(figures)], figures)
 
 
 def _clients(run: RunView, baselines: Sequence[Baseline]) -> Section:
