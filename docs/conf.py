@@ -32,6 +32,7 @@ NAVIGATION = {
         "methods/fedrep",
         "methods/fedbabu",
         "methods/ditto",
+        "methods/scaffold",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],

@@ -21,7 +21,7 @@ from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.training.graphs import WeightsInTraining
-from fedloom.training.holds import Part, Pull, moving
+from fedloom.training.holds import Part, Pull, kind_of, moving
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
@@ -144,9 +144,9 @@ class Trainer:
     def _train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
         if not jobs or not stacked(self.settings, jobs[0].examples.labels.device):
             return [self.watch_network(job) for job in jobs]
-        alike: dict[tuple[Part, bool], list[int]] = {}  # which of them can be in a stack
+        alike: dict[tuple[Part, str], list[int]] = {}  # which of them can be in a stack
         for number, job in enumerate(jobs):
-            alike.setdefault((job.part, job.pull is not None), []).append(number)
+            alike.setdefault((job.part, kind_of(job.pull)), []).append(number)
         trained: dict[int, Trained] = {}
         for (part, _), numbers in alike.items():
             some = [jobs[number] for number in numbers]
@@ -157,11 +157,13 @@ class Trainer:
 
     def watch_network(self, job: NetworkJob, after_epoch: Callable[[Weights], None] | None = None) -> Trained:
         """Train a network alone. after_epoch: sees the weights, which move on afterwards."""
-        kind, moves = f"network {job.part} {job.pull is not None}", moving(self.supernet, job.part, job.plain)
+        kind, moves = f"network {job.part} {kind_of(job.pull)}", moving(self.supernet, job.part, job.plain)
         place = self._weights_in_training(kind, job.plain, job.architecture, moves=moves)
         if job.pull is not None:
-            towards = Packed.of(_in_order(job.pull.towards, place.weights)).flat
-            place.pull(towards, torch.full((), job.pull.strength, dtype=towards.dtype, device=towards.device))
+            towards, *slope = (
+                Packed.of(_in_order(own, place.weights)).flat for own in (job.pull.towards, job.pull.slope) if own is not None
+            )
+            place.pull(towards, torch.full((), job.pull.strength, dtype=towards.dtype, device=towards.device), *slope)
         step, batch = partial(self._network_step, job.architecture), self._batch(job.examples)
         for number, (images, labels, rate) in enumerate(self.batches(job.examples, job.rates, job.rng), 1):
             place.run(step, batch, images, labels, rate)

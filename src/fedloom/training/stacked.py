@@ -19,7 +19,7 @@ from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.supernets.elastic import sent
 from fedloom.training.graphs import WeightsInTraining
-from fedloom.training.holds import Part, Pull, moving
+from fedloom.training.holds import Part, Pull, kind_of, moving
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, computing
@@ -45,7 +45,7 @@ class SubnetStep(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a row starts, and where it ends. momenta: (entries,) packed; none: zero. pull: all rows have one, or none has."""
+    """Where a row starts, and where it ends. momenta: (entries,) packed; none: zero. pull: of one kind in all rows."""
 
     weights: Weights
     momenta: Tensor | None = None
@@ -84,7 +84,7 @@ class Stacks:
     ) -> list[Weights]:
         """The trained weights of plain networks. Many of one architecture run as they are. Of architectures with few networks all run
         together, masked, where the supernet can hold a plain network: one captured step serves all of them. part: what moves; pulls: of
-        all networks, or of none."""
+        one kind."""
         pulls = pulls or [None] * len(networks)
         rows_of: dict[Architecture, list[int]] = {}
         for row, (architecture, _) in enumerate(networks):
@@ -125,9 +125,7 @@ class Stacks:
         """Plain networks in their places in a supernet. Only their entries move, so zeros around them stay zero."""
         shapes, device = self.supernet.shapes, next(iter(networks[0][1].values())).device
         places = [self._places_of(architecture, own) for architecture, own in networks]
-        placed = [
-            pull and Pull(_placed(pull.towards, place, shapes), pull.strength) for pull, (place, _) in zip(pulls, places, strict=True)
-        ]
+        placed = [pull and _pull_placed(pull, place, shapes) for pull, (place, _) in zip(pulls, places, strict=True)]
         rows = zip(networks, places, placed, strict=True)
         starts = [Start(_placed(plain, place, shapes), pull=pull) for (_, plain), (place, _), pull in rows]
         moves = moving(self.supernet, part, {name for place, _ in places for name in place})
@@ -277,7 +275,7 @@ class Stacks:
         """The last packed weights of this kind and number, if there were any: their captured steps can be used again."""
         weights = Packed.stack([start.weights for start in starts])
         pulls = [start.pull for start in starts if start.pull is not None]
-        key = (kind, bool(pulls), len(starts), str(weights.flat.device), weights.flat.dtype)
+        key = (kind, kind_of(starts[0].pull), len(starts), str(weights.flat.device), weights.flat.dtype)
         place = self._places.pop(key, None)
         if place is None or place.weights.layout != weights.layout:
             while len(self._places) >= KEPT:
@@ -288,9 +286,11 @@ class Stacks:
         momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts]) if known else None
         place.load(weights, momenta)
         if pulls:
-            towards = Packed.stack([{name: pull.towards[name] for name in weights.shapes} for pull in pulls]).flat
+            sides = [[pull.towards for pull in pulls], [pull.slope for pull in pulls if pull.slope is not None]]
+            ordered = ([{name: own[name] for name in weights.shapes} for own in side] for side in sides if side)
+            towards, *slope = (Packed.stack(side).flat for side in ordered)
             strengths = torch.tensor([[pull.strength] for pull in pulls], dtype=towards.dtype)
-            place.pull(towards, sent(strengths, towards.device))
+            place.pull(towards, sent(strengths, towards.device), *slope)
         self._places[key] = place  # as the last one used
         return place
 
@@ -314,6 +314,11 @@ def _placed(plain: Weights, place: Mapping[str, Region], shapes: Mapping[str, tu
     for name, tensor in plain.items():
         weights[name][place[name]] = tensor
     return weights
+
+
+def _pull_placed(pull: Pull, place: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> Pull:
+    slope = None if pull.slope is None else _placed(pull.slope, place, shapes)
+    return Pull(_placed(pull.towards, place, shapes), pull.strength, slope)
 
 
 def _marks(place: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> Tensor:
