@@ -33,6 +33,7 @@ NAVIGATION = {
         "methods/fedbabu",
         "methods/ditto",
         "methods/scaffold",
+        "methods/perfedavg",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],

@@ -71,6 +71,10 @@ class WeightsInTraining:
         towards, strength, *slope = self._pull
         return sum(slope, torch.addcmul(gradient, strength, self.weights.flat - towards))
 
+    def at(self, flat: Tensor) -> Packed:
+        """Other weights of the same layout; those in training where it is theirs, whose views exist."""
+        return self.weights if flat is self.weights.flat else Packed(flat, self.weights.shapes)
+
     def _marked(self, moves: Collection[str]) -> Tensor:
         shapes = self.weights.shapes
         return flattened(torch.full(shape, name in moves) for name, shape in shapes.items()).to(self.weights.flat.device)

@@ -18,6 +18,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.supernets.elastic import sent
+from fedloom.training.adaptation import Adaptation, adapted, pieces
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.holds import Part, Pull, kind_of, moving
 from fedloom.training.packed import Packed, flattened, sgd
@@ -81,6 +82,7 @@ class Stacks:
         courses: Sequence[Iterator[NetworkStep]],
         part: Part = "whole",
         pulls: Sequence[Pull | None] = (),
+        adaptation: Adaptation | None = None,
     ) -> list[Weights]:
         """The trained weights of plain networks. Many of one architecture run as they are. Of architectures with few networks all run
         together, masked, where the supernet can hold a plain network: one captured step serves all of them. part: what moves; pulls: of
@@ -90,7 +92,8 @@ class Stacks:
         for row, (architecture, _) in enumerate(networks):
             rows_of.setdefault(architecture, []).append(row)
         results: dict[int, Weights] = {}
-        few = [row for rows in rows_of.values() if len(rows) < MANY for row in rows] if len(rows_of) > 1 and self.supernet.masks_pay else []
+        embeds = len(rows_of) > 1 and self.supernet.masks_pay and adaptation is None
+        few = [row for rows in rows_of.values() if len(rows) < MANY for row in rows] if embeds else []
         if few:
             trained = self._embedded([networks[row] for row in few], [courses[row] for row in few], part, [pulls[row] for row in few])
             results |= dict(zip(few, trained, strict=True))
@@ -98,22 +101,30 @@ class Stacks:
             if rows[0] in results:
                 continue
             ends = self._in_lockstep(
-                ("network", architecture, part),
+                ("network", architecture, part, adaptation),
                 [Start(networks[row][1], pull=pulls[row]) for row in rows],
                 [courses[row] for row in rows],
                 _stack,
-                lambda _, architecture=architecture: partial(self._network_step, architecture),  # type: ignore[misc]
+                lambda _, architecture=architecture: partial(self._network_step, architecture, adaptation),  # type: ignore[misc]
                 self._most(architecture, networks[rows[0]][1]),
                 moving(self.supernet, part, networks[rows[0]][1]),
             )
             results |= {row: end.weights for row, end in zip(rows, ends, strict=True)}
         return [results[row] for row in range(len(networks))]
 
-    def _network_step(self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor) -> None:
+    def _network_step(
+        self,
+        architecture: Architecture,
+        adaptation: Adaptation | None,
+        place: WeightsInTraining,
+        images: Tensor,
+        labels: Tensor,
+        rate: Tensor,
+    ) -> None:
         def forward(own: Weights, pixels: Tensor) -> Tensor:
             return self.supernet.forward(pixels, own, architecture)[None]
 
-        self._move(place, forward, (images,), labels, rate, place.mask)
+        self._move(place, forward, (images,), labels, rate, place.mask, 0.0, adaptation)
 
     def _embedded(
         self,
@@ -200,13 +211,34 @@ class Stacks:
         rate: Tensor,
         mask: Tensor | None,
         taught: float = 0.0,
+        adaptation: Adaptation | None = None,
     ) -> None:
         """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). taught: if not 0,
         the others learn from the first, and count this much."""
-        kept = place.weights.flat.dtype
-        dtype, rows = computing(self.settings, place.weights.flat), len(labels)
+        cut = pieces(adaptation, labels.shape[1])
+
+        def gradient(flat: Tensor, number: int) -> Tensor:
+            """At these weights, on a piece of the batch."""
+            some = (inputs[0][:, cut[number]], *inputs[1:])
+            return self._gradient(place, place.at(flat), forward, some, labels[:, cut[number]], taught)
+
+        found = place.pulled(adapted(gradient, place.weights.flat, adaptation))
+        sgd(place.weights.flat, place.momenta, found, place.decay, self.settings.momentum, rate, mask)
+
+    def _gradient(
+        self,
+        place: WeightsInTraining,
+        weights: Packed,
+        forward: Callable[..., Tensor],
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        taught: float,
+    ) -> Tensor:
+        """(rows, entries) of the loss at these weights."""
+        kept = weights.flat.dtype
+        dtype, rows = computing(self.settings, weights.flat), len(labels)
         moves = place.weights.shapes if place.moves is None else place.moves
-        leaves = {name: view.detach().requires_grad_(name in moves) for name, view in place.weights.to(dtype).items()}
+        leaves = {name: view.detach().requires_grad_(name in moves) for name, view in weights.to(dtype).items()}
         pixels = self.pixels.normalise(inputs[0])
         inputs = (pixels if dtype == kept else pixels.to(dtype), *inputs[1:])
         if rows == 1:  # the same without the cost of vmap
@@ -216,8 +248,7 @@ class Stacks:
         wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
         found = iter(torch.autograd.grad(self._losses(logits.to(kept), labels, taught), wanted, materialize_grads=True))
         every = (next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves.values())
-        gradient = place.pulled(flattened(every, stacked=True).to(kept))
-        sgd(place.weights.flat, place.momenta, gradient, place.decay, self.settings.momentum, rate, mask)
+        return flattened(every, stacked=True).to(kept)
 
     def _losses(self, logits: Tensor, labels: Tensor, taught: float) -> Tensor:
         """The sum over all subnets. logits: (rows, subnets, n, classes), labels: (rows, n)."""
