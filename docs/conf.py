@@ -34,6 +34,7 @@ NAVIGATION = {
         "methods/ditto",
         "methods/scaffold",
         "methods/perfedavg",
+        "methods/knnper",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],

@@ -1,3 +1,18 @@
+# ruff: noqa: F401
 """Federated methods, one file each, both halves in it. One line per method makes it known."""
 
-from fedloom.methods import ditto, fedavg, fedbabu, fedprox, fedrep, hapfnas, local, perfedavg, perfedrlnas, perfedsde, scaffold, spider  # noqa: F401
+from fedloom.methods import (
+    ditto,
+    fedavg,
+    fedbabu,
+    fedprox,
+    fedrep,
+    hapfnas,
+    knnper,
+    local,
+    perfedavg,
+    perfedrlnas,
+    perfedsde,
+    scaffold,
+    spider,
+)

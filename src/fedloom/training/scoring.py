@@ -312,6 +312,11 @@ def _measure(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([torch.where(alive, hits, 0.0), torch.where(alive, loss, torch.inf)])
 
 
+def score_of(logits: Tensor, labels: Tensor) -> Score:
+    """Of what a network, or whatever gives logits, says of these examples."""
+    return Score(*_measure(logits, labels).tolist())
+
+
 def _losses(logits: Sequence[Tensor], request: NetworkRequest) -> tuple[Tensor, ...]:
     """(n,) cross-entropy of each image of each part, in float64; nothing if the request does not want them."""
     pairs = zip(logits, request.parts, strict=True) if request.each else ()
