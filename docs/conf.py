@@ -35,6 +35,7 @@ NAVIGATION = {
         "methods/scaffold",
         "methods/perfedavg",
         "methods/knnper",
+        "methods/fedala",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],

@@ -3,6 +3,7 @@
 
 from fedloom.methods import (
     ditto,
+    fedala,
     fedavg,
     fedbabu,
     fedprox,
