@@ -36,6 +36,7 @@ NAVIGATION = {
         "methods/perfedavg",
         "methods/knnper",
         "methods/fedala",
+        "methods/dbe",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],

@@ -2,6 +2,7 @@
 """Federated methods, one file each, both halves in it. One line per method makes it known."""
 
 from fedloom.methods import (
+    dbe,
     ditto,
     fedala,
     fedavg,

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from fedloom.methods.fixed import FixedNetwork, FixedSettings, FixedState, Visit
 from fedloom.supernets.base import Weights
 from fedloom.supernets.neighbours import with_neighbours
 from fedloom.supernets.normalisation import Statistics
-from fedloom.training.scoring import CHUNK, Score, score_of
+from fedloom.training.scoring import Score, score_of
 
 SHARES = [number / 10 for number in range(11)]  # lambda; 0 is the shared network alone
 
@@ -90,18 +89,12 @@ class KNNPer(FixedNetwork[KNNPerState]):
         tools = self.tools
         statistics = tools.scorer.calibrate(visit.received, visit.architecture, examples)
         values = F.one_hot(examples.labels, tools.space.image.classes).to(next(iter(visit.received.values())).dtype)
-        return Store(visit.received, statistics, self._features(visit, statistics, examples), values)
-
-    @torch.no_grad()
-    def _features(self, visit: Visit, statistics: Statistics, examples: Examples) -> Tensor:
-        tools = self.tools
-        parts = [tools.pixels.normalise(images) for images in examples.images.split(CHUNK)]
-        return torch.cat([tools.supernet.features(part, visit.received, visit.architecture, statistics) for part in parts])
+        return Store(visit.received, statistics, tools.scorer.features(visit.received, visit.architecture, statistics, examples), values)
 
     def _asked(self, visit: Visit, store: Store, examples: Examples) -> Callable[[float], Score]:
         """How good a share is on examples."""
         weight, bias = (store.network[name] for name in self.tools.supernet.classifier(store.network))
-        features = self._features(visit, store.statistics, examples)
+        features = self.tools.scorer.features(store.network, visit.architecture, store.statistics, examples)
         logits, scale = F.linear(features, weight, bias), features.new_tensor(self.settings.scale)
 
         def score(share: float) -> Score:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Literal, NamedTuple
 
 from fedloom.supernets.base import Supernet, Weights
@@ -26,6 +26,8 @@ def kind_of(pull: Pull | None) -> str:
     return "free" if pull is None else "pulled" if pull.slope is None else "pulled on a slope"
 
 
-def moving(supernet: Supernet[Any], part: Part, names: Iterable[str]) -> frozenset[str] | None:
-    """The parameters that training moves; none: all of them."""
-    return None if part == "whole" else frozenset(name for name in names if supernet.in_head(name) == (part == "head"))
+def moving(supernet: Supernet[Any], part: Part, names: Iterable[str], still: Collection[str] = ()) -> frozenset[str] | None:
+    """The parameters that training moves; none: all of them. still: more that do not move."""
+    if part == "whole" and not still:
+        return None
+    return frozenset(name for name in names if name not in still and (part == "whole" or supernet.in_head(name) == (part == "head")))

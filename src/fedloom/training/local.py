@@ -23,6 +23,7 @@ from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.training.adaptation import Adaptation, adapted, images_run, pieces
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.holds import Part, Pull, kind_of, moving
+from fedloom.training.objectives import Lesson, Objective
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
@@ -60,7 +61,12 @@ class NetworkJob:
     rng: np.random.Generator
     part: Part = "whole"
     pull: Pull | None = None
-    adaptation: Adaptation | None = None  # none: the plain gradient of the loss
+    adaptation: Adaptation | None = None  # none: the plain gradient
+    objective: Objective | None = None  # none: of the loss; ``plain`` may hold more than the network where it does
+
+    @property
+    def lesson(self) -> Lesson:
+        return Lesson(self.adaptation, self.objective)
 
 
 @dataclass(frozen=True)
@@ -146,30 +152,30 @@ class Trainer:
     def _train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
         if not jobs or not stacked(self.settings, jobs[0].examples.labels.device):
             return [self.watch_network(job) for job in jobs]
-        alike: dict[tuple[Part, Adaptation | None, str], list[int]] = {}  # which of them can be in a stack
+        alike: dict[tuple[Part, Lesson, str], list[int]] = {}  # which of them can be in a stack
         for number, job in enumerate(jobs):
-            alike.setdefault((job.part, job.adaptation, kind_of(job.pull)), []).append(number)
+            alike.setdefault((job.part, job.lesson, kind_of(job.pull)), []).append(number)
         trained: dict[int, Trained] = {}
-        for (part, adaptation, _), numbers in alike.items():
+        for (part, lesson, _), numbers in alike.items():
             some = [jobs[number] for number in numbers]
             courses, networks = (
                 [self.batches(job.examples, job.rates, job.rng) for job in some],
                 [(job.architecture, job.plain) for job in some],
             )
-            weights = self.stacks.networks(networks, courses, part, [job.pull for job in some], adaptation)
+            weights = self.stacks.networks(networks, courses, part, [job.pull for job in some], lesson)
             trained |= {number: self._trained_network(jobs[number], own) for number, own in zip(numbers, weights, strict=True)}
         return [trained[number] for number in range(len(jobs))]
 
     def watch_network(self, job: NetworkJob, after_epoch: Callable[[Weights], None] | None = None) -> Trained:
         """Train a network alone. after_epoch: sees the weights, which move on afterwards."""
-        kind, moves = f"network {job.part} {kind_of(job.pull)} {job.adaptation}", moving(self.supernet, job.part, job.plain)
+        kind, moves = f"network {job.part} {kind_of(job.pull)} {job.lesson}", moving(self.supernet, job.part, job.plain, job.lesson.still)
         place = self._weights_in_training(kind, job.plain, job.architecture, moves=moves)
         if job.pull is not None:
             towards, *slope = (
                 Packed.of(_in_order(own, place.weights)).flat for own in (job.pull.towards, job.pull.slope) if own is not None
             )
             place.pull(towards, torch.full((), job.pull.strength, dtype=towards.dtype, device=towards.device), *slope)
-        step, batch = partial(self._network_step, job.architecture, job.adaptation), self._batch(job.examples)
+        step, batch = partial(self._network_step, job.architecture, job.lesson), self._batch(job.examples)
         for number, (images, labels, rate) in enumerate(self.batches(job.examples, job.rates, job.rng), 1):
             place.run(step, batch, images, labels, rate)
             if after_epoch and number % self._steps(job.examples) == 0:
@@ -183,20 +189,23 @@ class Trainer:
     def _network_step(
         self,
         architecture: Architecture,
-        adaptation: Adaptation | None,
+        lesson: Lesson,
         place: WeightsInTraining,
         images: Tensor,
         labels: Tensor,
         rate: Tensor | float,
     ) -> None:
-        cut = pieces(adaptation, len(labels))
+        cut = pieces(lesson.adaptation, len(labels))
 
         def gradient(flat: Tensor, number: int) -> Tensor:
             """At these weights, on a piece of the batch."""
-            weights, learn = place.at(flat), partial(self._loss, labels=labels[cut[number]])
-            return flattened(self._gradients(weights, architecture, self.pixels.normalise(images[cut[number]]), learn, place.moves)[1])
+            weights, pixels, own = place.at(flat), self.pixels.normalise(images[cut[number]]), labels[cut[number]]
+            if lesson.objective is None:
+                return flattened(self._gradients(weights, architecture, pixels, partial(self._loss, labels=own), place.moves)[1])
+            loss = partial(lesson.objective, self.supernet, architecture, self._loss, images=pixels, labels=own)
+            return flattened(gradients(weights, lambda leaves: loss(weights=leaves), place.moves))
 
-        found = place.pulled(adapted(gradient, place.weights.flat, adaptation))
+        found = place.pulled(adapted(gradient, place.weights.flat, lesson.adaptation))
         sgd(place.weights.flat, place.momenta, found, place.decay, self.settings.momentum, rate, place.mask)
 
     # -- supernets -----------------------------------------------------------------

@@ -283,6 +283,12 @@ class Scorer:
         parts = [self.pixels.normalise(images) for images in examples.images.split(CHUNK)]
         return torch.cat([self.supernet.forward(part, plain, architecture, statistics) for part in parts])
 
+    @torch.no_grad()
+    def features(self, plain: Weights, architecture: Architecture, statistics: Statistics, examples: Examples) -> Tensor:
+        """(n, features): what a plain network's classifier sees."""
+        parts = [self.pixels.normalise(images) for images in examples.images.split(CHUNK)]
+        return torch.cat([self.supernet.features(part, plain, architecture, statistics) for part in parts])
+
     def ensemble(self, members: Sequence[Weights], architecture: Architecture, images: ServerImages, examples: Sequence[float]) -> Teacher:
         """The mean logits of networks of one architecture, weighted by examples; their statistics are those of the images."""
         statistics = [self.calibrate(member, architecture, images) for member in members]

@@ -21,6 +21,7 @@ from fedloom.supernets.elastic import sent
 from fedloom.training.adaptation import Adaptation, adapted, pieces
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.holds import Part, Pull, kind_of, moving
+from fedloom.training.objectives import PLAIN, Lesson
 from fedloom.training.packed import Packed, flattened, sgd
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, computing
@@ -82,7 +83,7 @@ class Stacks:
         courses: Sequence[Iterator[NetworkStep]],
         part: Part = "whole",
         pulls: Sequence[Pull | None] = (),
-        adaptation: Adaptation | None = None,
+        lesson: Lesson = PLAIN,
     ) -> list[Weights]:
         """The trained weights of plain networks. Many of one architecture run as they are. Of architectures with few networks all run
         together, masked, where the supernet can hold a plain network: one captured step serves all of them. part: what moves; pulls: of
@@ -92,7 +93,7 @@ class Stacks:
         for row, (architecture, _) in enumerate(networks):
             rows_of.setdefault(architecture, []).append(row)
         results: dict[int, Weights] = {}
-        embeds = len(rows_of) > 1 and self.supernet.masks_pay and adaptation is None
+        embeds = len(rows_of) > 1 and self.supernet.masks_pay and lesson == PLAIN
         few = [row for rows in rows_of.values() if len(rows) < MANY for row in rows] if embeds else []
         if few:
             trained = self._embedded([networks[row] for row in few], [courses[row] for row in few], part, [pulls[row] for row in few])
@@ -101,13 +102,13 @@ class Stacks:
             if rows[0] in results:
                 continue
             ends = self._in_lockstep(
-                ("network", architecture, part, adaptation),
+                ("network", architecture, part, lesson),
                 [Start(networks[row][1], pull=pulls[row]) for row in rows],
                 [courses[row] for row in rows],
                 _stack,
-                lambda _, architecture=architecture: partial(self._network_step, architecture, adaptation),  # type: ignore[misc]
+                lambda _, architecture=architecture: partial(self._network_step, architecture, lesson),  # type: ignore[misc]
                 self._most(architecture, networks[rows[0]][1]),
-                moving(self.supernet, part, networks[rows[0]][1]),
+                moving(self.supernet, part, networks[rows[0]][1], lesson.still),
             )
             results |= {row: end.weights for row, end in zip(rows, ends, strict=True)}
         return [results[row] for row in range(len(networks))]
@@ -115,7 +116,7 @@ class Stacks:
     def _network_step(
         self,
         architecture: Architecture,
-        adaptation: Adaptation | None,
+        lesson: Lesson,
         place: WeightsInTraining,
         images: Tensor,
         labels: Tensor,
@@ -124,7 +125,12 @@ class Stacks:
         def forward(own: Weights, pixels: Tensor) -> Tensor:
             return self.supernet.forward(pixels, own, architecture)[None]
 
-        self._move(place, forward, (images,), labels, rate, place.mask, 0.0, adaptation)
+        def objective(own: Weights, pixels: Tensor, labels: Tensor) -> Tensor:
+            assert lesson.objective is not None
+            return lesson.objective(self.supernet, architecture, self._loss, own, pixels, labels)
+
+        own = objective if lesson.objective else None
+        self._move(place, forward, (images,), labels, rate, place.mask, 0.0, lesson.adaptation, own)
 
     def _embedded(
         self,
@@ -212,15 +218,16 @@ class Stacks:
         mask: Tensor | None,
         taught: float = 0.0,
         adaptation: Adaptation | None = None,
+        objective: Callable[[Weights, Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). taught: if not 0,
-        the others learn from the first, and count this much."""
+        the others learn from the first, and count this much. objective: of one row, in place of the loss of its logits."""
         cut = pieces(adaptation, labels.shape[1])
 
         def gradient(flat: Tensor, number: int) -> Tensor:
             """At these weights, on a piece of the batch."""
             some = (inputs[0][:, cut[number]], *inputs[1:])
-            return self._gradient(place, place.at(flat), forward, some, labels[:, cut[number]], taught)
+            return self._gradient(place, place.at(flat), forward, some, labels[:, cut[number]], taught, objective)
 
         found = place.pulled(adapted(gradient, place.weights.flat, adaptation))
         sgd(place.weights.flat, place.momenta, found, place.decay, self.settings.momentum, rate, mask)
@@ -233,6 +240,7 @@ class Stacks:
         inputs: tuple[Tensor, ...],
         labels: Tensor,
         taught: float,
+        objective: Callable[[Weights, Tensor, Tensor], Tensor] | None,
     ) -> Tensor:
         """(rows, entries) of the loss at these weights."""
         kept = weights.flat.dtype
@@ -241,22 +249,26 @@ class Stacks:
         leaves = {name: view.detach().requires_grad_(name in moves) for name, view in weights.to(dtype).items()}
         pixels = self.pixels.normalise(inputs[0])
         inputs = (pixels if dtype == kept else pixels.to(dtype), *inputs[1:])
+        of_rows, given = (objective, (*inputs, labels)) if objective else (forward, inputs)
         if rows == 1:  # the same without the cost of vmap
-            logits = forward({name: leaf[0] for name, leaf in leaves.items()}, *(given[0] for given in inputs))[None]
+            results = of_rows({name: leaf[0] for name, leaf in leaves.items()}, *(one[0] for one in given))[None]
         else:
-            logits = torch.vmap(forward)(leaves, *inputs)
+            results = torch.vmap(of_rows)(leaves, *given)
+        total = results.sum() if objective else self._losses(results.to(kept), labels, taught)
         wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
-        found = iter(torch.autograd.grad(self._losses(logits.to(kept), labels, taught), wanted, materialize_grads=True))
+        found = iter(torch.autograd.grad(total, wanted, materialize_grads=True))
         every = (next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves.values())
         return flattened(every, stacked=True).to(kept)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(logits, labels, label_smoothing=self.settings.label_smoothing)
 
     def _losses(self, logits: Tensor, labels: Tensor, taught: float) -> Tensor:
         """The sum over all subnets. logits: (rows, subnets, n, classes), labels: (rows, n)."""
         own, others = (logits[:, :1], logits[:, 1:]) if taught else (logits, logits[:, :0])
         every = labels[:, None].expand(-1, own.shape[1], -1)  # (rows, subnets, n)
         # Each subnet's own: a loss may count the labels of its batch.
-        losses = torch.vmap(partial(self.loss, label_smoothing=self.settings.label_smoothing))
-        total = losses(own.flatten(0, 1), every.flatten(0, 1)).sum()
+        total = torch.vmap(self._loss)(own.flatten(0, 1), every.flatten(0, 1)).sum()
         if not others.shape[1]:
             return total
         return total + taught * torch.vmap(soft_cross_entropy)(others.flatten(0, 1), own.detach().expand_as(others).flatten(0, 1)).sum()
