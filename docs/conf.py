@@ -37,6 +37,7 @@ NAVIGATION = {
         "methods/knnper",
         "methods/fedala",
         "methods/dbe",
+        "methods/fedmn",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],

@@ -7,6 +7,7 @@ from fedloom.methods import (
     fedala,
     fedavg,
     fedbabu,
+    fedmn,
     fedprox,
     fedrep,
     hapfnas,

@@ -69,6 +69,47 @@ class NearMean:
         return loss(logits, labels) + self.strength / 2 * way.square().mean()
 
 
+@dataclass(frozen=True)
+class Modules:
+    """The loss of a network whose classifier is the mean of some of ``count`` modules (FedMN, Wang et al., ICDM 2022). ``GATES``, (count,),
+    say which: those above zero are active, and the highest in any case."""
+
+    count: int
+
+    GATES: ClassVar[str] = "gates"
+
+    @property
+    def still(self) -> frozenset[str]:
+        return frozenset()
+
+    def __call__(
+        self, supernet: Supernet[Any], architecture: Architecture, loss: Loss, weights: Weights, images: Tensor, labels: Tensor
+    ) -> Tensor:
+        return loss(precise(supernet.forward(images, self.assembled(weights), architecture)), labels)
+
+    def name(self, number: int, parameter: str) -> str:
+        """Of a parameter of the classifier in a module."""
+        return f"module{number}/{parameter}"
+
+    def assembled(self, weights: Weights) -> Weights:
+        """The network: what is in no module, and the classifier that the gates make of them."""
+        pool = {name for name in weights if name.partition("/")[0] in {f"module{number}" for number in range(self.count)}}
+        gates = self.opened(weights[self.GATES])
+        shares, mean = gates / gates.sum(), dict[str, Tensor]()
+        for name in sorted(pool):
+            module, _, own = name.partition("/")
+            part = shares[int(module.removeprefix("module"))].to(weights[name].dtype) * weights[name]
+            mean[own] = mean[own] + part if own in mean else part
+        return {**{name: tensor for name, tensor in weights.items() if name not in pool and name != self.GATES}, **mean}
+
+    @staticmethod
+    def opened(gates: Tensor) -> Tensor:
+        """(count,) 1 for active modules and 0 for others; its derivative is that of the logistic function (straight through)."""
+        soft = gates.sigmoid()
+        hard = (gates >= gates.max().clamp(max=0.0)).to(soft.dtype)
+        return hard + soft - soft.detach()
+
+
 def precise(tensor: Tensor) -> Tensor:
     """In float32 where it is in half precision: sums and losses are."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
