@@ -38,6 +38,7 @@ NAVIGATION = {
         "methods/fedala",
         "methods/dbe",
         "methods/fedmn",
+        "methods/fedtp",
         "methods/local",
     ],
     "Search spaces": ["spaces/mobilenetv3", "spaces/darts", "spaces/nasvit"],

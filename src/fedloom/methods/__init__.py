@@ -10,6 +10,7 @@ from fedloom.methods import (
     fedmn,
     fedprox,
     fedrep,
+    fedtp,
     hapfnas,
     knnper,
     local,
