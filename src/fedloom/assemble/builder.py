@@ -68,6 +68,7 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
         training=training,
         pixels=Pixels(dataset.mean, dataset.std),
         participants=settings.participants,
+        clients=settings.clients,
         rounds=settings.rounds,
         protocol=settings.protocol,
         device=device,
