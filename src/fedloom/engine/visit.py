@@ -14,6 +14,7 @@ from fedloom.core.hardware import Hardware
 from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, payload_bytes
 from fedloom.core.method import Answer, Method
 from fedloom.core.result import LedgerEntry
+from fedloom.engine.protection import Protection
 from fedloom.engine.store import Store
 from fedloom.training.together import own_seconds
 
@@ -61,9 +62,10 @@ class ClientRecords:
         record: Callable[[LedgerEntry], None],
         hardware: Mapping[str, Hardware] = NONE,
         deadline: float = 0.0,
+        protection: Protection | None = None,
     ) -> None:
         self._method, self._store, self._description, self._record = method, store, description, record
-        self._hardware, self._deadline = hardware, deadline
+        self._hardware, self._deadline, self._protection = hardware, deadline, protection
 
     def before(self, instruction: Instruction) -> tuple[ClientMemory, Hardware]:
         """What a client finds again, and what it computes with."""
@@ -80,7 +82,8 @@ class ClientRecords:
     def released(self, instruction: Instruction, visited: Visited) -> tuple[Report, LedgerEntry]:
         """A client's report as it passed the door, and its line in the ledger; the personal model, if there is one, is saved."""
         answer, name = visited.answer, instruction.client
-        released = release(answer.report, instruction, self._method.uploads)
+        report = self._protection.of(answer.report) if self._protection else answer.report
+        released = release(report, instruction, self._method.uploads)
         if answer.model is not None:
             self._store.save_model(name, answer.model, self._description)
         diary, final, down = answer.diary, instruction.action == FINISH, payload_bytes(instruction)

@@ -80,6 +80,14 @@ class AveragingMethod(FederatedMethod[Shared]):
         return AVERAGING[self.settings.averaging].make([report.arrays["update"] for report in reports], coverage, examples)
 
 
+def averages_updates(method: Method[Any]) -> bool:
+    """Whether the mean of the updates, by examples, is all that a method's server makes of them."""
+    if not isinstance(method, AveragingMethod) or method.settings.averaging != "fedavg":
+        return False
+    kind = type(method)
+    return (kind.absorb, kind._change) == (AveragingMethod.absorb, AveragingMethod._change)
+
+
 def message(
     state: ServerState, client: str, action: str, arrays: Mapping[str, Arrays], facts: Mapping[str, Fact] | None = None
 ) -> Instruction:

@@ -20,6 +20,7 @@ from fedloom.core.method import Method
 from fedloom.core.result import RunResult
 from fedloom.data.members import classes_of_members
 from fedloom.engine.newcomers import shared_state
+from fedloom.engine.protection import Account
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store, pack_state
 from fedloom.federation.agreement import Agreement, keep_to
@@ -52,6 +53,7 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
     device = torch.device("cpu")  # it averages
     built = build(settings, agreement.images(serving=True), device, Path(settings.weights))
     method, initial = built.method, built.method.start(settings.seed)
+    account = Account(settings.privacy, settings.participants)
     store.claim()
     try:
         known = (store.folder / "config.toml").exists()
@@ -71,6 +73,7 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
             facts=run_facts(settings, agreement.members.name, built, device),
             space=built.tools.space,
             images={},
+            account=account,
             before=before,
             over=over,
         )

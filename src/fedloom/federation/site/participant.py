@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedloom.core.messages import FINISH, Instruction
 from fedloom.data.members import read_member
 from fedloom.data.readers import Pool
 from fedloom.data.splits import held_out
+from fedloom.engine.protection import Protection
 from fedloom.engine.store import Store
 from fedloom.engine.visit import ClientRecords, Visited, visit
 from fedloom.federation.agreement import Agreement, SiteSettings
@@ -52,7 +54,9 @@ class Participant:
         built = build(settings, images, device)
         self.method = built.method
         self.data = own_data(self.settings, self.agreement, device)
-        self._records = ClientRecords(self.method, self.store, built.model_facts, lambda entry: self.store.append([entry]))
+        protection = Protection(settings.privacy, settings.participants, lambda report: secrets.token_bytes(32))  # nobody can know it
+        keep = self.store.append
+        self._records = ClientRecords(self.method, self.store, built.model_facts, lambda entry: keep([entry]), protection=protection)
         self._final = False
         self.answers = Answers(self.store, self.agreement.digest, self.settings.name)
         self.answers.check()
