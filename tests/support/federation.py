@@ -65,6 +65,7 @@ device = "cpu"
 threads = 1
 poll = 0.1
 wait = 60
+secret = false # to be compared with a rehearsal
 onnx = {onnx}
 """
 

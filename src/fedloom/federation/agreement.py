@@ -115,6 +115,9 @@ class SiteSettings:
     poll: float = setting(0.5, "most seconds between two requests for an instruction", low=0.01, high=60)
     wait: float = setting(0.0, "seconds to try to reach the server before giving up; 0: for ever", low=0)
     message_mb: int = setting(256, "largest instruction in megabytes", low=1, high=4096)
+    secret: bool = setting(
+        True, "random draws mix in a secret of this site; false: they are those of a rehearsal, and the server can repeat them"
+    )
     onnx: bool = setting(True, "export the personal model to ONNX at the end, which takes some seconds")
 
 

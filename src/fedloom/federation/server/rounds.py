@@ -98,7 +98,8 @@ def _prepare_newcomers(store: Store, method: Method[Any], initial: Any, digest: 
 
 
 def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult:
-    """The same federation in one process, to see what to expect: with the same images and threads it ends with the same numbers."""
+    """The same federation in one process, to see what to expect. With the same images and threads it ends with the same
+    numbers as sites without a secret of their own (``secret = false``)."""
     settings = agreement.settings
     folder = Path(agreement.server.folder or Path("runs") / agreement.members.name)
     folder = folder.with_name(f"{folder.name}-rehearsal")

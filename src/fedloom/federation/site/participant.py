@@ -25,6 +25,7 @@ from fedloom.engine.store import Store
 from fedloom.engine.visit import ClientRecords, Visited, visit
 from fedloom.federation.agreement import Agreement, SiteSettings
 from fedloom.federation.site.answers import Answers
+from fedloom.federation.site.secret import in_private, own_secret
 from fedloom.federation.site.statement import Departure, statement
 from fedloom.federation.wire.messages import finite, from_bytes, to_bytes
 from fedloom.federation.wire.signatures import signed
@@ -60,6 +61,7 @@ class Participant:
         self._final = False
         self.answers = Answers(self.store, self.agreement.digest, self.settings.name)
         self.answers.check()
+        self._secret = own_secret(self.store.folder) if self.settings.secret else ""
         self.done = any(entry.final for entry in self.store.read_ledger())  # all that is left is to settle
 
     def answer(self, data: bytes) -> bytes:
@@ -82,7 +84,8 @@ class Participant:
     def _compute(self, instruction: Instruction, asked: str) -> None:
         self.answers.check_memory()
         self.answers.begin(instruction.round, asked)
-        visited = visit(self.method, instruction, self.data, *self._records.before(instruction))
+        own = in_private(instruction, self._secret) if self._secret else instruction
+        visited = visit(self.method, own, self.data, *self._records.before(instruction))
         report, entry = self._records.released(instruction, visited)
         plain = to_bytes(report, self.agreement.digest)
         departure = Departure.of(report, instruction, hashlib.sha256(plain).hexdigest(), asked)
