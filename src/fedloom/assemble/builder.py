@@ -18,7 +18,8 @@ from fedloom.core.sharing import once
 from fedloom.data.readers import Dataset
 from fedloom.data.splits import server_images
 from fedloom.engine.protection import check_private
-from fedloom.methods.base import METHODS, averages_updates
+from fedloom.engine.sums import check_secure
+from fedloom.methods.base import METHODS, mean_of
 from fedloom.models.personal import MODEL
 from fedloom.models.supernet_weights import starting_weights
 from fedloom.spaces.base import ImageShape
@@ -49,7 +50,8 @@ def build(settings: Settings, dataset: Dataset, device: torch.device, weights: P
         tools, remark = replace(tools, start=begin), f"the weights in {settings.weights}{remarks}"
     make: Callable[..., Method[Any]] = METHODS[settings.method].make
     method = make(settings.components[settings.method], tools)
-    check_private(settings.privacy, settings.method, method, averages_updates(method))
+    check_private(settings.privacy, settings.method, method, mean_of(method) == "fedavg")
+    check_secure(settings.privacy, settings.method, method.uploads, mean_of(method), settings.participants)
     return Built(tools, method, _model_facts(settings, dataset), remark)
 
 

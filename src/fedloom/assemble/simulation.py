@@ -33,6 +33,7 @@ from fedloom.engine.protection import Account, Protection, simulated
 from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Spent, Store
+from fedloom.engine.sums import SummedLink, sums_of
 from fedloom.engine.visit import ClientRecords, Simulation
 from fedloom.files import read_plain, write_file
 from fedloom.training.tools import Tools
@@ -180,9 +181,10 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
         )
         hardware = assigned(settings.hardware, federation.names, settings.seed)
         protection = Protection(settings.privacy, settings.participants, simulated(settings.seed))
-        records = ClientRecords(built.method, store, built.model_facts, run.record, hardware, settings.hardware.deadline, protection)
+        sums, deadline = sums_of(settings.privacy, built.method.uploads, settings.participants), settings.hardware.deadline
+        records = ClientRecords(built.method, store, built.model_facts, run.record, hardware, deadline, protection, sums)
         with _linked(settings, built, federation, records, watcher) as link:
-            return run.execute(link)
+            return run.execute(SummedLink(link, sums) if sums else link)
     finally:
         store.release()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fedloom.core.settings import setting
 
 UPDATE, EXAMPLES = "update", "examples"  # the two fields that clip and noise know how to protect
+COVERAGE = "coverage"  # what secure sums can hide besides
 READERS = ("server", "others")  # whom epsilon is said for: who reads reports, and who reads only the weights of each round
 
 
@@ -22,6 +23,12 @@ class PrivacySettings:
     )
     delta: float = setting(
         1e-5, "probability with which epsilon may fail to hold, below one over the number of clients", low=1e-12, high=0.1
+    )
+    secure: bool = setting(False, "the server gets sums of updates and no single one; clients then count the same, unless privacy.examples")
+    least: int = setting(3, "secure: fewest clients in a sum, and fewest that trained an entry for it to be averaged", low=2)
+    range: float = setting(8.0, "secure: largest change of one entry that a client sends; larger ones are cut", low=1e-6, high=1e6)
+    examples: int = setting(
+        0, "secure: clients count by their training examples, at most this many (not with coverage); 0: all the same", low=0, high=10**6
     )
 
 

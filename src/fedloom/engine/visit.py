@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedloom.core.boundary import release
@@ -16,6 +16,7 @@ from fedloom.core.method import Answer, Method
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.protection import Protection
 from fedloom.engine.store import Store
+from fedloom.engine.sums import Sums
 from fedloom.training.together import own_seconds
 
 NONE: Mapping[str, Hardware] = {}
@@ -63,9 +64,11 @@ class ClientRecords:
         hardware: Mapping[str, Hardware] = NONE,
         deadline: float = 0.0,
         protection: Protection | None = None,
+        sums: Sums | None = None,
     ) -> None:
+        """sums: what leaves in place of reports, if single ones do not."""
         self._method, self._store, self._description, self._record = method, store, description, record
-        self._hardware, self._deadline, self._protection = hardware, deadline, protection
+        self._hardware, self._deadline, self._protection, self._sums = hardware, deadline, protection, sums
 
     def before(self, instruction: Instruction) -> tuple[ClientMemory, Hardware]:
         """What a client finds again, and what it computes with."""
@@ -87,7 +90,10 @@ class ClientRecords:
         if answer.model is not None:
             self._store.save_model(name, answer.model, self._description)
         diary, final, down = answer.diary, instruction.action == FINISH, payload_bytes(instruction)
-        hardware = self._hardware.get(name, Hardware())
+        hardware, fields = self._hardware.get(name, Hardware()), field_bytes(released.report)
+        if self._sums:
+            fields = self._sums.bytes_of(released.report)
+            released = replace(released, bytes=sum(fields.values()))
         seconds = hardware.seconds(diary.trained_macs, down + released.bytes)
         late = not final and 0 < self._deadline < seconds
         entry = LedgerEntry(
@@ -96,7 +102,7 @@ class ClientRecords:
             final=final,
             bytes_down=down,
             bytes_up=released.bytes,
-            uploads=tuple(sorted({*released.report.arrays, *released.report.facts})),
+            uploads=tuple(sorted(fields)),
             seconds={stage: round(spent, 4) for stage, spent in visited.seconds.items()},
             architecture=diary.architecture,
             validation_accuracy=diary.validation_accuracy,
@@ -109,6 +115,6 @@ class ClientRecords:
             tier=hardware.tier,
             simulated_seconds=round(min(seconds, self._deadline) if late else seconds, 4),
             late=late,
-            upload_bytes=field_bytes(released.report),
+            upload_bytes=fields,
         )
         return released.report, entry

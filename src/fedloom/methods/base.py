@@ -80,12 +80,13 @@ class AveragingMethod(FederatedMethod[Shared]):
         return AVERAGING[self.settings.averaging].make([report.arrays["update"] for report in reports], coverage, examples)
 
 
-def averages_updates(method: Method[Any]) -> bool:
-    """Whether the mean of the updates, by examples, is all that a method's server makes of them."""
-    if not isinstance(method, AveragingMethod) or method.settings.averaging != "fedavg":
-        return False
+def mean_of(method: Method[Any]) -> str:
+    """The rule by which updates are averaged, if that mean is all that a method's server makes of reports; else nothing."""
+    if not isinstance(method, AveragingMethod):
+        return ""
     kind = type(method)
-    return (kind.absorb, kind._change) == (AveragingMethod.absorb, AveragingMethod._change)
+    usual = (kind.absorb, kind._change) == (AveragingMethod.absorb, AveragingMethod._change)
+    return str(method.settings.averaging) if usual else ""
 
 
 def message(
