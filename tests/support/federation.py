@@ -79,8 +79,9 @@ def free_port() -> int:
 def write_digits(place: Path, sites: Sequence[str] = SITES, train: int = 24, test: int = 10) -> None:
     """place/SITE/train|test/CLASS/NUMBER.png: different digits for each site, and some classes that a site does not have."""
     pool = read(DataSettings()).train
+    each = min(300, len(pool.labels) // len(sites))
     for number, site in enumerate(sites):
-        own = [index for index in range(300 * number, 300 * (number + 1)) if pool.labels[index] % 5 != number][: train + test]
+        own = [index for index in range(each * number, each * (number + 1)) if pool.labels[index] % 5 != number][: train + test]
         for position, index in enumerate(own):
             folder = place / site / ("train" if position < train else "test") / str(pool.labels[index])
             folder.mkdir(parents=True, exist_ok=True)

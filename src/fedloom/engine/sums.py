@@ -56,13 +56,13 @@ class Sums:
     def update_of(self, report: Report, seen: Bits | None = None) -> Words:
         """(entries,) of the second sum, or of the only one; with weights the client's is one more word at the end. seen: entries that may
         be seen; all if there is no first sum."""
-        values, most = flat(report.arrays[UPDATE]).astype(np.float64), self.settings.examples
+        values, most = flat(report.arrays[UPDATE]), self.settings.examples
         if seen is not None:
-            values[~seen] = 0
+            values *= seen
         if not most:
             return self.fixed.encoded(values)
         weight = min(int(report.facts[EXAMPLES]), most)
-        return np.append(self.fixed.encoded(values * (weight / most)), np.array([weight], "<u4"))
+        return np.append(self.fixed.encoded(values, weight / most), np.array([weight], "<u4"))
 
     # -- the server's half -----------------------------------------------------------------------
     def words(self, entries: int, counting_them: bool) -> tuple[int, np.dtype[np.unsignedinteger]]:

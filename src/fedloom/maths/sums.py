@@ -21,6 +21,7 @@ from fedloom.core.messages import Array, Arrays
 Words = npt.NDArray[np.unsignedinteger]  # (entries,) modulo 2^8, 2^16 or 2^32
 Bits = npt.NDArray[np.bool_]  # (entries,)
 TOP = 2**31 - 1  # largest sum in fixed point
+SOME = 1 << 14  # entries
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,15 @@ class FixedPoint:
         """Between two neighbours: a number is at most half of it away from what it becomes, and so is a mean."""
         return self.range / (TOP // self.clients)
 
-    def encoded(self, values: Array) -> Words:
-        scaled = np.rint(np.clip(values.astype(np.float64), -self.range, self.range) / self.step)
-        return scaled.astype(np.int64).astype("<u4")  # two's complement: modulo 2^32
+    def encoded(self, values: Array, factor: float = 1.0) -> Words:
+        """Of the values times a factor of at most 1."""
+        words = np.empty(values.shape, "<i4")
+        for start in range(0, values.size, SOME):  # which fit into a fast cache: all at once takes three times as long
+            part = np.clip(values[start : start + SOME].astype(np.float64), -self.range, self.range)
+            part *= factor
+            part /= self.step
+            words[start : start + SOME] = np.rint(part, out=part)
+        return words.view("<u4")  # two's complement: modulo 2^32
 
     def decoded(self, total: Words) -> npt.NDArray[np.float64]:
         return total.astype("<u4").view("<i4") * self.step

@@ -44,7 +44,7 @@ class Asked:
     connection: str  # on another one the site does not know of it
 
 
-Check = Callable[[Report, Instruction], Report]  # raises what is wrong with a report
+Check = Callable[[Report, Instruction], Report]  # raises what is wrong with a report; what is kept of it
 Done = Callable[[Instruction, Report, float], None]  # told of every report that counts, and how many seconds it took
 
 
@@ -180,7 +180,8 @@ class FlowerLink:
             self._lost(round, asked.site)
             return
         try:
-            report = round.check(self._opened(reply, asked, instruction), instruction)
+            report = self._opened(reply, asked, instruction)
+            kept = round.check(report, instruction)
         except Exception as error:  # whatever a stranger's bytes make of it: the others go on
             why = error if isinstance(error, FedloomError) else f"it is not readable ({one_line(error)})"
             self._say(f"{asked.site}, {_which(round)}: left out: {why}")
@@ -189,7 +190,7 @@ class FlowerLink:
             same_again = failed or round.refused[asked.site] >= REFUSALS
             (round.given_up if same_again else round.out).add(asked.site)
             return
-        round.reports[asked.site] = report
+        round.reports[asked.site] = kept
         round.done(instruction, report, time.monotonic() - asked.since)
 
     def _opened(self, reply: Reply, asked: Asked, instruction: Instruction) -> Report:

@@ -173,15 +173,17 @@ class SecureLink:
         arrays: dict[str, Arrays] = {"cards": roll.to_arrays()} | ({} if bits is None else {"seen": {"bits": bits}})
         facts = {"session": roll.session, "label": label, "members": ",".join(members)}
 
-        def check(report: Report, instruction: Instruction) -> Report:
-            _shape(report, _only(report, label, ["words"])["words"], (length,), word)
-            return report
+        total = np.zeros(length, word)
+
+        def add(report: Report, instruction: Instruction) -> Report:
+            """Nothing is kept of a part but its place in the sum."""
+            words = _only(report, label, ["words"])["words"]
+            _shape(report, words, (length,), word)
+            np.add(total, words, out=total)
+            return Report(report.client, report.round)
 
         asked = [Instruction(site, roll.round, MASKED, 0, arrays, facts) for site in members]
-        reports = self._ask(asked, self._needed(roll), len(roll.cards), check)
-        total = np.zeros(length, word)
-        for report in reports:
-            total += report.arrays[label]["words"]
+        reports = self._ask(asked, self._needed(roll), len(roll.cards), add)
         return Opening(roll, label, members, sorted(report.client for report in reports), bits, session.boxes, total)
 
     def _opened(self, opening: Opening) -> Words:
