@@ -53,6 +53,7 @@ NAVIGATION = {
         "explain/speed",
         "explain/flower",
         "explain/threats",
+        "explain/secure",
         "explain/dependencies",
     ],
     "Reference": ["reference/commands", "reference/settings", "reference/run-folder", "reference/errors", "reference/python"],
