@@ -29,6 +29,7 @@ settings.load_profile("ci")
 NEEDS = {  # a machine with the core packages and pytest collects the rest, such as the tests that need a GPU
     "flwr": ("federation", "unit/federation/*", "equivalence/test_flower*", "contracts/test_federation_page.py"),
     "ray": ("equivalence/test_ray.py",),
+    "dp_accounting": ("unit/engine/test_protection.py",),
     "grimp": ("contracts/test_architecture.py",),
 }
 collect_ignore_glob = [pattern for package, patterns in NEEDS.items() if not find_spec(package) for pattern in patterns]

@@ -19,6 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from fedloom import plugins
 from fedloom.core.errors import InvalidConfig, one_line, printable
 from fedloom.core.hardware import HardwareSettings, tiers
+from fedloom.core.privacy import PrivacySettings
 from fedloom.core.registry import did_you_mean
 from fedloom.core.settings import setting
 from fedloom.data.readers import DataSettings
@@ -63,6 +64,7 @@ class Settings:
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
     budget: BudgetSettings = field(default_factory=BudgetSettings)
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     run: RunSettings = field(default_factory=RunSettings)
     components: Mapping[str, Any] = field(default_factory=dict)  # component name -> its settings, for all known components
 

@@ -61,12 +61,22 @@ def test_the_files_it_shows_can_be_read(tmp_path: Path) -> None:
     own = read_site(tmp_path / "north.toml")
     agreement = read_agreement(Path(own.federation))
     assert own.name in agreement.sites == sorted(SITES)
-    server, site, rule = shown
+    server, site, secure, rule = shown
     (tmp_path / "real.toml").write_text('[federation]\nname = "a"\nsites = ["b", "c"]\nclasses = ["d", "e"]\n' + server + rule)
     real = read_agreement(tmp_path / "real.toml")
     assert (real.server.round.minimum, real.settings.components["perfedsde"].averaging) == (2, "trimmed_mean")
+    (tmp_path / "secure.toml").write_text('[federation]\nname = "a"\nsites = ["b", "c", "d"]\nclasses = ["d", "e"]\n' + hidden(secure))
+    agreed = read_agreement(tmp_path / "secure.toml")
+    assert agreed.settings.privacy.secure and list(agreed.fingerprints) == ["b", "c", "d"]
     (tmp_path / "site.toml").write_text(site)
     assert read_site(tmp_path / "site.toml").server == "fl.example.org:9092"
+
+
+def hidden(secure: str) -> str:
+    """With fingerprints, and in the table that is begun already."""
+    for number in range(3):
+        secure = secure.replace("…", f"{number}" * 64, 1)
+    return secure.removeprefix("[federation]\n")
 
 
 def test_what_the_network_costs_is_what_was_measured() -> None:

@@ -15,8 +15,18 @@ from fedloom.assemble import simulation as assemble
 from fedloom.core.messages import TRAIN, Instruction, Report
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.run import Watcher
-from fedloom.files import read_arrays
-from support.federation import SITES, Federation, Running, check_same, farthest, federation, lines, rehearsed
+from support.federation import (
+    SITES,
+    Federation,
+    check_same,
+    end,
+    farthest,
+    federation,
+    finished_rounds,
+    lines,
+    rehearsed,
+    wait_until,
+)
 
 pytestmark = pytest.mark.xdist_group("flower")
 
@@ -30,22 +40,6 @@ def rounds_left(made: Federation, name: str) -> list[int]:
     """The rounds whose reports have left a site, first to last."""
     log = made.site_folder(name) / "left.jsonl"
     return [line["round"] for line in lines(log)] if log.exists() else []
-
-
-def finished_rounds(made: Federation) -> int:
-    return int(read_arrays(made.folder / "server-run/state/server.safetensors")[1]["round"])
-
-
-def wait_until(happened: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until, what
-        time.sleep(0.02)
-
-
-def end(processes: Sequence[Running]) -> None:
-    for process in processes:
-        assert process.finish() == 0, process.said()
 
 
 def test_a_killed_server_goes_on_after_the_last_finished_round(tmp_path: Path, nobody: Watcher) -> None:

@@ -29,17 +29,17 @@ Content = Callable[[Path], dict[str, Any]]
 Tiny = Callable[..., Settings]
 TWO = ("engine=processes", "processes.workers=2")
 
-EVERY_METHOD = [pytest.param(name, marks=[] if name == "perfedsde" else pytest.mark.slow) for name in METHODS]
+EVERY_METHOD = [pytest.param(name, 1, marks=pytest.mark.slow) for name in METHODS]
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD)  # but for the flagship in `make slow`
-def test_processes_give_what_one_gives(method: str, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method, together", [("perfedsde", 2), *EVERY_METHOD])  # together: clients that a worker serves at once
+def test_processes_give_what_one_gives(method: str, together: int, tiny: Tiny, nobody: Watcher, content: Content, tmp_path: Path) -> None:
     wanted = (f"method={method}", "participants=3", "hardware.gmacs=[0.01, 1]", "run.folder=somewhere")
     stages = []
     watcher: Any = type("Watching", (), {**vars(nobody), "stage": staticmethod(lambda client, stage: stages.append((client, stage)))})
     new_run(tiny(*wanted, "inline.threads=1"), tmp_path / "inline", watcher)
     seen, stages[:] = sorted(stages), []
-    new_run(tiny(*wanted, *TWO), tmp_path / "processes", watcher)
+    new_run(tiny(*wanted, *TWO, f"processes.together={together}"), tmp_path / "processes", watcher)
     one, other = (content(tmp_path / engine) for engine in ("inline", "processes"))
     assert sorted(one) == sorted(other) and len([name for name in one if name.endswith("model.safetensors")]) == 3
     for name in one:
@@ -126,7 +126,7 @@ def slowly() -> Any:
 def killed(begin: Any) -> None:
     """A run that ends without a word while its worker is in the middle of a visit."""
     with worker_processes(1, begin) as made:
-        made[0].send((Instruction("slow", 0, TRAIN, 0), {}, ClientMemory(), Hardware()))
+        made[0].send([(Instruction("slow", 0, TRAIN, 0), {}, ClientMemory(), Hardware())])
         heard(made[0])  # the first stage
         print(multiprocessing.active_children()[0].pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

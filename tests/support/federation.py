@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from PIL import Image
 from fedloom.__main__ import main
 from fedloom.data.readers import DataSettings, read
 from fedloom.federation.agreement import read_agreement
-from fedloom.federation.certificates import make_certificates
+from fedloom.federation.certificates import fingerprints_line, make_certificates
 from fedloom.federation.server.rounds import rehearsal
 from fedloom.files import read_arrays
 from fedloom.testing import tiny_file
@@ -53,6 +53,7 @@ sites = "certs/server/sites"
 folder = "server-run"
 [server.round]
 """
+NAMED = 'sites = ["north", "east", "west"]'
 SITE = """
 name = "{name}"
 federation = "federation.toml"
@@ -65,6 +66,7 @@ device = "cpu"
 threads = 1
 poll = 0.1
 wait = 60
+secret = false # to be compared with a rehearsal
 onnx = {onnx}
 """
 
@@ -77,8 +79,9 @@ def free_port() -> int:
 def write_digits(place: Path, sites: Sequence[str] = SITES, train: int = 24, test: int = 10) -> None:
     """place/SITE/train|test/CLASS/NUMBER.png: different digits for each site, and some classes that a site does not have."""
     pool = read(DataSettings()).train
+    each = min(300, len(pool.labels) // len(sites))
     for number, site in enumerate(sites):
-        own = [index for index in range(300 * number, 300 * (number + 1)) if pool.labels[index] % 5 != number][: train + test]
+        own = [index for index in range(each * number, each * (number + 1)) if pool.labels[index] % 5 != number][: train + test]
         for position, index in enumerate(own):
             folder = place / site / ("train" if position < train else "test") / str(pool.labels[index])
             folder.mkdir(parents=True, exist_ok=True)
@@ -175,25 +178,45 @@ class Federation:
 
 
 @contextmanager
-def federation(folder: Path, method: str = "perfedsde", round: str = "", extra: str = "", onnx: Sequence[str] = ()) -> Iterator[Federation]:
+def federation(
+    folder: Path, method: str = "perfedsde", round: str = "", extra: str = "", onnx: Sequence[str] = (), sites: Sequence[str] = SITES
+) -> Iterator[Federation]:
     """Three sites, ready to start; whatever runs at the end is ended. round: lines of [server.round]; extra: further tables;
     onnx: the sites that export their model, which takes longer than everything else."""
     made = Federation(folder, free_port())
-    write_digits(folder / "images")
+    write_digits(folder / "images", sites)
     server_images = ""
     if method == "hapfnas":
         write_server_images(folder / "server-images")
         server_images = 'server = "server-images"'
-    make_certificates(folder / "certs", SITES, ["127.0.0.1"])
+    make_certificates(folder / "certs", sites, ["127.0.0.1"])
     text = FEDERATION.format(method=method, port=made.port, server_images=server_images)
+    text = text.replace("participants = 3", f"participants = {len(sites)}")
+    text = text.replace(NAMED, f"sites = {json.dumps(sites)}\n{fingerprints_line(folder / 'certs', sites)}")
     tiny_file(folder)
     made.file.write_text(text + round + "\n" + extra)
-    for name in SITES:
+    for name in sites:
         (folder / f"{name}.toml").write_text(SITE.format(name=name, port=made.port, onnx=str(name in onnx).lower()))
     try:
         yield made
     finally:
         made.stop()
+
+
+def finished_rounds(made: Federation) -> int:
+    return int(read_arrays(made.folder / "server-run/state/server.safetensors")[1]["round"])
+
+
+def wait_until(happened: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def end(processes: Sequence[Running]) -> None:
+    for process in processes:
+        assert process.finish() == 0, process.said()
 
 
 def rehearsed(made: Federation, nobody: Any) -> Path:

@@ -85,8 +85,10 @@ def write_site(agreed: Path, place: Path) -> Path:
 
 
 @contextmanager
-def at(images: Path, folder: Path, name: str = "north") -> Iterator[Place]:
-    settings = SiteSettings(name=name, images=str(images / "images" / name), device="cpu", threads=1, message_mb=1, onnx=False)
+def at(images: Path, folder: Path, name: str = "north", secret: bool = False) -> Iterator[Place]:
+    """secret: of its own, so that it draws something else than other sites of this name."""
+    own = str(images / "images" / name)
+    settings = SiteSettings(name=name, images=own, device="cpu", threads=1, message_mb=1, secret=secret, onnx=False)
     store = Store(folder)
     store.claim()
     try:

@@ -17,7 +17,9 @@ from fedloom.core.method import Method
 from fedloom.core.sharing import once
 from fedloom.data.readers import Dataset
 from fedloom.data.splits import server_images
-from fedloom.methods.base import METHODS
+from fedloom.engine.protection import check_private
+from fedloom.engine.sums import check_secure
+from fedloom.methods.base import METHODS, mean_of
 from fedloom.models.personal import MODEL
 from fedloom.models.supernet_weights import starting_weights
 from fedloom.spaces.base import ImageShape
@@ -48,7 +50,10 @@ def build(settings: Settings, dataset: Dataset, device: torch.device, weights: P
         begin, remarks = starting_weights(weights, tools.supernet, tools.pixels.mean, tools.pixels.std)
         tools, remark = replace(tools, start=begin), f"the weights in {settings.weights}{remarks}"
     make: Callable[..., Method[Any]] = METHODS[settings.method].make
-    return Built(tools, make(settings.components[settings.method], tools), _model_facts(settings, dataset), remark)
+    method = make(settings.components[settings.method], tools)
+    check_private(settings.privacy, settings.method, method, mean_of(method) == "fedavg")
+    check_secure(settings.privacy, settings.method, method.uploads, mean_of(method), settings.participants)
+    return Built(tools, method, _model_facts(settings, dataset), remark)
 
 
 def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> Tools:
@@ -68,6 +73,7 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
         training=training,
         pixels=Pixels(dataset.mean, dataset.std),
         participants=settings.participants,
+        clients=settings.clients,
         rounds=settings.rounds,
         protocol=settings.protocol,
         device=device,

@@ -29,9 +29,11 @@ from fedloom.data.splits import Federation, Split, make_split, reserved
 from fedloom.engine.base import Link
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.processes import ProcessesLink, worker_processes
+from fedloom.engine.protection import Account, Protection, simulated
 from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Spent, Store
+from fedloom.engine.sums import SummedLink, sums_of
 from fedloom.engine.visit import ClientRecords, Simulation
 from fedloom.files import read_plain, write_file
 from fedloom.training.tools import Tools
@@ -146,7 +148,7 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
 def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool, device: torch.device) -> RunResult:
     dataset = once(lambda: read(settings.data), "data", settings.data)  # before the folder is touched: most mistakes show here
     built = build(settings, dataset, device, store.folder / WEIGHTS if resumed else Path(settings.weights))
-    initial = built.method.start(settings.seed)
+    account, initial = Account(settings.privacy, settings.participants), built.method.start(settings.seed)
     if not resumed:
         split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed, dataset.members)
     store.claim()
@@ -171,15 +173,18 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
             facts=run_facts(settings, settings.data.name, built, device),
             space=built.tools.space,
             images=federation.images,
+            account=account,
             checkpoint_every=settings.run.checkpoint_every,
             beside=True,
             before=before,
             over=over,
         )
         hardware = assigned(settings.hardware, federation.names, settings.seed)
-        records = ClientRecords(built.method, store, built.model_facts, run.record, hardware, settings.hardware.deadline)
+        protection = Protection(settings.privacy, settings.participants, simulated(settings.seed))
+        sums, deadline = sums_of(settings.privacy, built.method.uploads, settings.participants), settings.hardware.deadline
+        records = ClientRecords(built.method, store, built.model_facts, run.record, hardware, deadline, protection, sums)
         with _linked(settings, built, federation, records, watcher) as link:
-            return run.execute(link)
+            return run.execute(SummedLink(link, sums) if sums else link)
     finally:
         store.release()
 
@@ -206,8 +211,9 @@ def _linked(settings: Settings, built: Built, federation: Federation, records: C
     start = {name: tensor.numpy() for name, tensor in built.tools.start.items()}
     begin = partial(simulation, to_toml(settings), federation.split.to_arrays(), start)
     if settings.engine == "processes":
-        with worker_processes(settings.components["processes"].workers, begin) as made:
-            yield ProcessesLink(federation.names, records, made, watcher.stage)
+        own = settings.components["processes"]
+        with worker_processes(own.workers, begin) as made:
+            yield ProcessesLink(federation.names, records, made, watcher.stage, own.at_once(built.tools.device.type == "cuda"))
         return
     with workers(settings.components["ray"], built.tools.device.type == "cuda", begin) as actors:
         yield RayLink(federation.names, records, actors, watcher.stage)
@@ -217,6 +223,9 @@ def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:
     """The client half of a run, in another process: it reads the data itself."""
     settings = from_run(tomllib.loads(settings_text), trust_plugins=True)
     dataset, device = read(settings.data), _device(settings)
+    if device.type == "cuda":  # shared by this many
+        own = settings.components[settings.engine]
+        torch.cuda.set_per_process_memory_fraction(0.95 / (own.workers if settings.engine == "processes" else own.per_gpu))
     built = build(settings, dataset, device, start={name: torch.tensor(array) for name, array in start.items()})
     return built.method, Federation(dataset, Split.from_arrays(dict(split), own_tests=settings.split.test > 0), device).data_of
 

@@ -9,7 +9,7 @@ import typer
 
 from fedloom.commands.terminal import console, say, stoppable
 from fedloom.federation.agreement import read_agreement, read_site
-from fedloom.federation.certificates import check_server, check_site, make_certificates
+from fedloom.federation.certificates import check_server, check_site, fingerprints_line, make_certificates
 from fedloom.federation.server.rounds import rehearsal
 from fedloom.federation.server.rounds import serve as run_server
 from fedloom.federation.site.rounds import attend
@@ -54,4 +54,5 @@ def certs(
     names, places = ([part.strip() for part in text.split(",") if part.strip()] for text in (sites, hosts))
     for path in make_certificates(folder, names, places or ["localhost"]):
         say(str(path))
+    say(f"For secure sums, in [federation] of FEDERATION.toml: {fingerprints_line(folder, names)}")
     say(f"Give {folder}/server to the server and {folder}/SITE to each site; {folder}/authority/ca-key.pem to nobody")

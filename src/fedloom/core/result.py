@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from fedloom.core.privacy import UPDATE, Departures
 from fedloom.core.reading import parse_json
 
 SCHEMA = "fedloom.result/1"
@@ -99,6 +100,7 @@ class Ledger:
     best_ever: dict[str, float] = field(default_factory=dict)  # client -> best test accuracy of any participation
     latest: dict[str, float] = field(default_factory=dict)  # client -> test accuracy at its last participation in a round
     final: dict[str, LedgerEntry] = field(default_factory=dict)
+    departures: Departures = field(default_factory=Departures)
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
         for entry in entries:
@@ -109,6 +111,8 @@ class Ledger:
             self.evaluated_architectures += entry.evaluated_architectures
             self.peak_memory_mb = max(self.peak_memory_mb, entry.peak_memory_mb)
             self.uploads |= set(entry.uploads)
+            if UPDATE in entry.uploads:
+                self.departures.add(entry.client, entry.round, entry.late)
             if not entry.final:
                 self._add_time(entry)
             for stage, seconds in entry.seconds.items():
@@ -157,6 +161,7 @@ class RunResult:
     ledger: Ledger
     seconds: float
     environment: Mapping[str, Any]
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # epsilon and delta, where noise is added
 
     def to_json(self) -> str:
         ledger = self.ledger
@@ -188,6 +193,7 @@ class RunResult:
                     "simulated_seconds": round(ledger.simulated_seconds + ledger.slowest, 3),
                 },
                 "uploads": sorted(ledger.uploads),
+                **({"privacy": dict(self.privacy)} if self.privacy else {}),
                 "environment": dict(self.environment),
             },
             indent=2,

@@ -42,6 +42,7 @@ class SplitSettings:
     minimum: int = setting(10, "label: fewest training images of a client, validation included", low=3)
     size: int = setting(600, "plato: training images per client, validation included", low=3)
     test_size: int = setting(600, "plato: test images per client", low=1)
+    apart: bool = setting(False, "plato: validation images come from a part of the training pool that no client trains on")
     shards: int = setting(2, "shards: shards per client", low=1)
     server: float = setting(0.0, "share of the training images that the server gets, without labels; no client has them", low=0, high=0.5)
 
@@ -133,6 +134,9 @@ def make_split(
     disjoint = settings.rule != "plato"
     if settings.test and not disjoint:
         raise InvalidConfig("Under split.rule=plato a client's test images would be others' training images. Set split.test=0", key="split")
+    if settings.apart and disjoint:
+        what = f"Under split.rule={settings.rule} clients share no images, so validation images are apart already"
+        raise InvalidConfig(f"{what}. Set split.apart=false", key="split.apart")
     if len(train_labels) < (3 * clients if disjoint else 3) or len(test_labels) < (clients if disjoint else 1):
         there = f"there are {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data"
         raise InvalidData(f"{clients} clients need at least 3 training images and 1 test image each; {there}", clients=clients)
@@ -146,11 +150,11 @@ def make_split(
         tests = partition.matching_test(owned, train_labels, test_labels, rng(seed, "split", "test"), at_least=1)
     else:
         owned, tests = _overlapping(settings, train_labels, test_labels, clients, seed)
-    trains, validations = [], []
-    for client, own in enumerate(owned):
-        train, validation = held_out(settings, train_labels[own], seed, client)
-        trains.append(pool[own[train]])
-        validations.append(pool[own[validation]])
+    if settings.apart:
+        divided = _apart(settings, train_labels, max(train_labels.max(), test_labels.max()) + 1, clients, seed)
+    else:
+        divided = [[own[some] for some in held_out(settings, train_labels[own], seed, client)] for client, own in enumerate(owned)]
+    trains, validations = ([pool[part] for part in some] for some in zip(*divided, strict=True))
     for which, parts, least in (("training", trains, 2), ("validation", validations, 1), ("test", tests, 1)):
         sizes = np.array([len(part) for part in parts])
         if sizes.min() < least:
@@ -213,6 +217,18 @@ def _overlapping(
         trains.append(partition.plato(train_labels, row, settings.size, draws))
         tests.append(partition.plato(test_labels, row, settings.test_size, draws))
     return trains, tests
+
+
+def _apart(settings: SplitSettings, labels: Labels, classes: int, clients: int, seed: int) -> list[list[Positions]]:
+    """Every client's training and validation images, each from a part of the pool, by the class proportions that its test images have."""
+    parts = partition.stratified_holdout(labels, settings.validation, rng(seed, "split", "apart"))
+    held, drawn = round(settings.validation * settings.size), []
+    for client in range(clients):
+        draws = rng(seed, "split", "plato", client)
+        row = partition.proportions(1, classes, settings.alpha, draws)[0]
+        sizes = zip(parts, (settings.size - held, held), strict=True)
+        drawn.append([part[partition.plato(labels[part], row, size, draws)] for part, size in sizes])
+    return drawn
 
 
 def _flat(parts: Sequence[Positions]) -> tuple[npt.NDArray[np.int32], Positions]:

@@ -1,8 +1,9 @@
 """Clients of a simulation in several processes of this machine.
 
 For machines with many cores; processes that share a GPU gain where Python is slower than the GPU. Each worker reads the data once and
-then visits one client after the other. The run folder stays with the process that began the run: clients' memories travel to the worker
-and back. Reports are taken in the order of the instructions, so that a run is the same as with ``engine = inline`` and as many threads.
+then visits clients: one after the other on a CPU, on a GPU its share of a round together, as ``engine = inline`` does with all of them. The
+run folder stays with the process that began the run: clients' memories travel to the worker and back. Reports are taken in the order of
+the instructions, so that a run on a CPU is the same as with ``engine = inline`` and as many threads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,13 +25,18 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from fedloom.core.client_site import ClientMemory
 from fedloom.core.errors import ClientFailed, FedloomError, one_line
+from fedloom.core.hardware import Hardware
 from fedloom.core.messages import Arrays, Instruction, Report, frozen
 from fedloom.core.settings import setting
 from fedloom.engine.base import ENGINES
+from fedloom.engine.inline import ON_A_GPU
 from fedloom.engine.visit import ClientRecords, Simulation, Visited, visit
+from fedloom.training.together import answers
 
 Place = tuple[Path, tuple[str, ...]]  # a file with arrays, and their names in order
+Task = tuple[Instruction, Mapping[str, Place], ClientMemory, Hardware]  # a visit; the instruction's groups of arrays lie in files
 
 
 @dataclass(frozen=True)
@@ -36,18 +44,31 @@ class ProcessesSettings:
     workers: int = setting(4, "processes that train clients; before the end no more than participants have work", low=1)
     device: str = setting("auto", "where clients train: cpu, cuda, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
     threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only with equal thread counts", low=1, high=1024)
+    together: int = setting(
+        0, f"clients that a worker serves at once; 0: its share of a round on a GPU, at most {ON_A_GPU}, and 1 on a CPU", low=0, high=10_000
+    )
+
+    def at_once(self, gpu: bool) -> int:
+        return self.together or (ON_A_GPU if gpu else 1)
 
 
 def work(begin: Callable[[], Simulation], connection: Connection) -> None:
-    """A worker's life. It says nothing when it is ready, then of every visit the names of its stages and what came of it; last an error."""
+    """A worker's life. It says nothing when it is ready, then of some visits the names of their stages (client, stage) and what came of
+    them; last an error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the one that began the run decides
     try:
         method, data_of = begin()
         connection.send(None)
         while True:
-            instruction, lying, memory, hardware = connection.recv()
-            instruction = replace(instruction, arrays={name: unpacked(*place) for name, place in lying.items()})
-            connection.send(visit(method, instruction, data_of(instruction.client), memory, hardware, connection.send))
+            tasks: list[Task] = connection.recv()
+            groups = {place: unpacked(*place) for _, lying, *_ in tasks for place in lying.values()}  # most are everybody's
+
+            def one(task: Task, groups: Mapping[Place, Arrays] = groups) -> Visited:
+                instruction, lying, memory, hardware = task
+                whole = replace(instruction, arrays={name: groups[place] for name, place in lying.items()})
+                return visit(method, whole, data_of(whole.client), memory, hardware, partial(_say, connection, whole.client))
+
+            connection.send(answers([partial(one, task) for task in tasks]))
     except (EOFError, BrokenPipeError):
         pass  # the run is over
     except Exception as error:
@@ -57,14 +78,24 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
             connection.send(said)
 
 
+def _say(connection: Connection, client: str, stage: str) -> None:
+    connection.send((client, stage))
+
+
 class WorkersLink:
-    """Clients that workers visit. stage: told of every stage (client, stage) that begins."""
+    """Clients that workers visit. stage: told of every stage (client, stage) that begins; each: how many clients a worker may visit at
+    once."""
 
     def __init__(
-        self, clients: Sequence[str], records: ClientRecords, workers: Sequence[Any], stage: Callable[[str, str], None] | None = None
+        self,
+        clients: Sequence[str],
+        records: ClientRecords,
+        workers: Sequence[Any],
+        stage: Callable[[str, str], None] | None = None,
+        each: int = 1,
     ) -> None:
         self._clients, self._records, self._workers, self._stage = clients, records, workers, stage
-        self.at_once = len(workers)
+        self._each, self.at_once = each, each * len(workers)
 
     def clients(self) -> Sequence[str]:
         return self._clients
@@ -78,30 +109,31 @@ class ProcessesLink(WorkersLink):
 
     def _exchange(self, instructions: Sequence[Instruction], places: Mapping[int, Place]) -> list[Report]:
         """places: where each group of arrays lies that instructions of this round share."""
-        waiting, idle = deque(range(len(instructions))), list(self._workers)
-        busy: dict[Connection, int] = {}  # with which instruction
+        share = min(self._each, ceil(len(instructions) / len(self._workers)))  # of one worker: all of them have work
+        numbers = range(len(instructions))
+        waiting, idle = deque(numbers[start : start + share] for start in numbers[::share]), list(self._workers)
+        busy: dict[Connection, range] = {}  # with which instructions
         visits: dict[int, Visited] = {}  # that are over, until those before them are
         reports: list[Report | None] = []
         while len(reports) < len(instructions):
             while waiting and idle:
-                worker, place = idle.pop(), waiting.popleft()
-                busy[worker] = place
-                with alive(instructions[place].client):
-                    worker.send(self._task(instructions[place], places))
+                worker, some = idle.pop(), waiting.popleft()
+                busy[worker] = some
+                with alive(instructions[some[0]].client):
+                    worker.send([self._task(instructions[number], places) for number in some])
             spoken = set(wait(list(busy)))
             for worker in [worker for worker in busy if worker in spoken]:
-                client = instructions[busy[worker]].client
-                word = heard(worker, client)
-                if isinstance(word, Visited):
-                    visits[busy.pop(worker)] = word
+                word = heard(worker, instructions[busy[worker][0]].client)
+                if isinstance(word, list):
+                    visits |= zip(busy.pop(worker), word, strict=True)
                     idle.append(worker)
                 elif self._stage:
-                    self._stage(client, word)
+                    self._stage(*word)
             while len(reports) in visits:
                 reports.append(self._records.keep(instructions[len(reports)], visits.pop(len(reports))))
         return [report for report in reports if report is not None]
 
-    def _task(self, instruction: Instruction, places: Mapping[int, Place]) -> tuple[Any, ...]:
+    def _task(self, instruction: Instruction, places: Mapping[int, Place]) -> Task:
         lying = {name: places[id(group)] for name, group in instruction.arrays.items()}
         return replace(instruction, arrays={}), lying, *self._records.before(instruction)
 

@@ -16,6 +16,7 @@ from fedloom.core.method import Method
 from fedloom.core.result import ClientResult, Ledger, LedgerEntry, RunResult
 from fedloom.engine.base import Link
 from fedloom.engine.loop import run_rounds, say_farewell
+from fedloom.engine.protection import Account
 from fedloom.engine.store import Spent, Store
 from fedloom.spaces.base import SearchSpace
 from fedloom.training.together import own_seconds
@@ -44,6 +45,7 @@ class Run:
     facts: dict[str, Any]  # method, space, dataset, protocol, environment: what the result says of the run
     space: SearchSpace  # of the clients' architectures
     images: Mapping[str, tuple[int, int]]  # client -> its training and test images; empty on a server, which knows of none
+    account: Account
     checkpoint_every: int = 1
     beside: bool = False  # checkpoints are written while the next round computes; not where others may have seen that round begin
     absorb: Callable[[Any, Sequence[Report]], Any] | None = None  # in place of the method's
@@ -126,9 +128,8 @@ class Run:
         facts = dict(self.facts)
         if spent.remark:
             facts["environment"] = {**facts["environment"], "seconds": spent.remark}
-        return RunResult(
-            rounds=round, finished=finished, clients=clients, ledger=self.ledger, seconds=spent.seconds, seed=self.seed, **facts
-        )
+        facts |= {"rounds": round, "seed": self.seed, "seconds": spent.seconds, "privacy": self.account.spent(self.ledger.departures)}
+        return RunResult(finished=finished, clients=clients, ledger=self.ledger, **facts)
 
 
 @contextmanager

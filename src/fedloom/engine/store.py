@@ -32,6 +32,7 @@ from fedloom.core.client_site import ClientMemory, PersonalModel
 from fedloom.core.errors import DamagedRun, UnusableFolder, one_line, printable
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.method import State, is_per_client
+from fedloom.core.privacy import READERS
 from fedloom.core.reading import parse_json
 from fedloom.core.result import SCHEMA, ClientResult, LedgerEntry, possible
 from fedloom.files import (
@@ -333,10 +334,20 @@ def read_result(folder: Path) -> dict[str, Any]:
         for key in ("seconds", "bytes_up", "bytes_down", *(name for name in cost if name.startswith("stages."))):
             if type(cost[key]) not in (int, float) or not (possible(cost[key]) or key.startswith("bytes")):
                 raise ValueError(f"cost.{key} is {printable(str(cost[key]), 40)!r}")
+        _check_privacy(result.get("privacy"))
         return dict(result)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else printable(str(error), 160)
         raise DamagedRun(f"{path} is damaged ({what}). `fedloom resume {folder}` writes it again", path=str(path)) from error
+
+
+def _check_privacy(said: Any) -> None:
+    """Absent without noise; else numbers."""
+    if said is None:
+        return
+    named = {name: said[name] for name in ("clip", "noise", "delta")} | {f"epsilon.{who}": said["epsilon"][who] for who in READERS}
+    if odd := [name for name, value in named.items() if type(value) not in (int, float) or not possible(value)]:
+        raise ValueError(f"privacy.{odd[0]} is {printable(str(named[odd[0]]), 40)!r}")
 
 
 def client_result(row: Any) -> ClientResult:

@@ -14,7 +14,9 @@ from fedloom.core.hardware import Hardware
 from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, payload_bytes
 from fedloom.core.method import Answer, Method
 from fedloom.core.result import LedgerEntry
+from fedloom.engine.protection import Protection
 from fedloom.engine.store import Store
+from fedloom.engine.sums import Sums
 from fedloom.training.together import own_seconds
 
 NONE: Mapping[str, Hardware] = {}
@@ -62,9 +64,12 @@ class ClientRecords:
         record: Callable[[LedgerEntry], None],
         hardware: Mapping[str, Hardware] = NONE,
         deadline: float = 0.0,
+        protection: Protection | None = None,
+        sums: Sums | None = None,
     ) -> None:
+        """sums: what leaves in place of reports, if single ones do not."""
         self._method, self._store, self._description, self._record = method, store, description, record
-        self._hardware, self._deadline = hardware, deadline
+        self._hardware, self._deadline, self._protection, self._sums = hardware, deadline, protection, sums
 
     def before(self, instruction: Instruction) -> tuple[ClientMemory, Hardware]:
         """What a client finds again, and what it computes with."""
@@ -81,11 +86,15 @@ class ClientRecords:
     def released(self, instruction: Instruction, visited: Visited) -> tuple[Report, LedgerEntry]:
         """A client's report as it passed the door, and its line in the ledger; the personal model, if there is one, is saved."""
         answer, name = visited.answer, instruction.client
-        released = release(answer.report, instruction, self._method.uploads)
+        report = self._protection.of(answer.report) if self._protection else answer.report
+        released = release(report, instruction, self._method.uploads)
         if answer.model is not None:
             self._store.save_model(name, answer.model, self._description)
         diary, final, down = answer.diary, instruction.action == FINISH, payload_bytes(instruction)
-        hardware = self._hardware.get(name, Hardware())
+        hardware, fields = self._hardware.get(name, Hardware()), field_bytes(released.report)
+        if self._sums:
+            fields = self._sums.bytes_of(released.report)
+            released = replace(released, bytes=sum(fields.values()))
         seconds = hardware.seconds(diary.trained_macs, down + released.bytes, diary.scored_macs)
         late = not final and 0 < self._deadline < seconds
         entry = LedgerEntry(
@@ -94,7 +103,7 @@ class ClientRecords:
             final=final,
             bytes_down=down,
             bytes_up=released.bytes,
-            uploads=tuple(sorted({*released.report.arrays, *released.report.facts})),
+            uploads=tuple(sorted(fields)),
             seconds={stage: round(spent, 4) for stage, spent in visited.seconds.items()},
             architecture=diary.architecture,
             validation_accuracy=diary.validation_accuracy,
@@ -107,7 +116,7 @@ class ClientRecords:
             tier=hardware.tier,
             simulated_seconds=round(min(seconds, self._deadline) if late else seconds, 4),
             late=late,
-            upload_bytes=field_bytes(released.report),
+            upload_bytes=fields,
             scored_macs=diary.scored_macs,
         )
         return released.report, entry

@@ -28,6 +28,8 @@ from fedloom.files import read_plain, write_file
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site
 
+FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
 
 @dataclass(frozen=True)
 class Members:
@@ -38,6 +40,9 @@ class Members:
     classes: tuple[str, ...] = setting((), "names of all classes; a site keeps its images in folders with these names")
     images: tuple[int, ...] = setting(
         (), "most training images that each site may claim, in the order of sites; empty: server.round.outlier is the limit", low=1
+    )
+    keys: tuple[str, ...] = setting(
+        (), "fingerprint of each site's public key (SHA-256), in the order of sites; needed by privacy.secure, printed by `fedloom certs`"
     )
 
 
@@ -86,6 +91,11 @@ class Agreement:
         return dict(zip(self.members.sites, self.members.images, strict=bool(self.members.images)))
 
     @property
+    def fingerprints(self) -> dict[str, str]:
+        """site -> SHA-256 of its public key, where that was agreed on."""
+        return dict(zip(self.members.sites, self.members.keys, strict=bool(self.members.keys)))
+
+    @property
     def sites(self) -> list[str]:
         """In the order in which a simulation numbers them."""
         return sorted(self.members.sites)
@@ -115,6 +125,9 @@ class SiteSettings:
     poll: float = setting(0.5, "most seconds between two requests for an instruction", low=0.01, high=60)
     wait: float = setting(0.0, "seconds to try to reach the server before giving up; 0: for ever", low=0)
     message_mb: int = setting(256, "largest instruction in megabytes", low=1, high=4096)
+    secret: bool = setting(
+        True, "random draws mix in a secret of this site; false: they are those of a rehearsal, and the server can repeat them"
+    )
     onnx: bool = setting(True, "export the personal model to ONNX at the end, which takes some seconds")
 
 
@@ -128,6 +141,7 @@ def read_agreement(path: Path) -> Agreement:
     table["split"] = {**_table(table, "split"), "rule": "members"}
     settings = config.from_table({"participants": len(members.sites), **table, "clients": len(members.sites)})
     _check_real(path, settings)
+    _check_keys(path, members, settings)
     folder = path.absolute().parent
     digest = _digest(members, settings)
     settings, server = (config.map_paths(own, lambda path: path and str(folder / path)) for own in (settings, server))
@@ -193,6 +207,18 @@ def _check_real(path: Path, settings: Settings) -> None:
         raise InvalidConfig(f"{path}: {what}", key="split")
 
 
+def _check_keys(path: Path, members: Members, settings: Settings) -> None:
+    """With secure sums a server that sent keys of its own for those of sites could read everything: sites must know each other's."""
+    odd = [key for key in members.keys if not FINGERPRINT.fullmatch(key)]
+    if odd or (members.keys and len(set(members.keys)) != len(members.sites)):
+        what = "federation.keys must have a SHA-256 of 64 hexadecimal digits for each site, all different"
+        raise InvalidConfig(f"{path}: {what}. `fedloom certs` prints them", key="federation.keys")
+    if settings.privacy.secure and not members.keys:
+        how = "`openssl pkey -pubin -in SITE.pub -outform DER | sha256sum` says that of a site"
+        what = "privacy.secure needs federation.keys, the fingerprints of the sites' public keys"
+        raise InvalidConfig(f"{path}: {what}. {how}", key="federation.keys")
+
+
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     own = table.get(name, {})
     if not isinstance(own, Mapping):
@@ -206,7 +232,7 @@ def _digest(members: Members, settings: Settings) -> str:
     components = {name: asdict(own) for name, own in neutral.components.items() if name not in ENGINES}
     data = replace(settings.data, folder="", server="")
     same = replace(settings, engine="", plugins=(), weights="", components={}, run=RunSettings(), data=data)
-    agreed = {key: value for key, value in asdict(members).items() if key != "images" or value}  # older federations have no such key
+    agreed = {key: value for key, value in asdict(members).items() if key not in ("images", "keys") or value}  # older ones have no such key
     # Plugins are the same if their content is.
     plugins = [hashlib.sha256(Path(name).read_bytes()).hexdigest() if name.endswith(".py") else name for name in settings.plugins]
     content = {"members": agreed, "settings": asdict(same), "components": components, "plugins": plugins}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import ssl
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 from fedloom.core.errors import InvalidConfig, UnusableFolder, one_line
 from fedloom.federation.agreement import NAME, ServerSettings, SiteSettings
 from fedloom.federation.wire.flower import need_flower
-from fedloom.federation.wire.signatures import private_key, public_key
+from fedloom.federation.wire.signatures import fingerprint, private_key, public_key
 from fedloom.files import open_plain, unwritable, write_file
 
 DAYS = 365
@@ -96,6 +97,12 @@ def make_certificates(folder: Path, sites: Sequence[str], hosts: Sequence[str]) 
         made += [_secret(folder / site / "key.pem", key), _public(folder / site / "ca.pem", root)]
         made.append(_public(folder / "server" / "sites" / f"{site}.pub", key.public_key()))
     return made
+
+
+def fingerprints_line(folder: Path, sites: Sequence[str]) -> str:
+    """``federation.keys`` of these sites, as TOML has it. folder: what ``make_certificates`` filled."""
+    found = [fingerprint(public_key(folder / "server" / "sites" / f"{site}.pub")) for site in sites]
+    return f"keys = {json.dumps(found)}"
 
 
 def _certificate(name: str, public: Any, authority: Any, issuer: Any, hosts: Sequence[str]) -> Any:

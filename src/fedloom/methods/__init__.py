@@ -1,3 +1,22 @@
+# ruff: noqa: F401
 """Federated methods, one file each, both halves in it. One line per method makes it known."""
 
-from fedloom.methods import ditto, fedavg, fedbabu, fedprox, fedrep, hapfnas, local, perfedrlnas, perfedsde, spider  # noqa: F401
+from fedloom.methods import (
+    dbe,
+    ditto,
+    fedala,
+    fedavg,
+    fedbabu,
+    fedmn,
+    fedprox,
+    fedrep,
+    fedtp,
+    hapfnas,
+    knnper,
+    local,
+    perfedavg,
+    perfedrlnas,
+    perfedsde,
+    scaffold,
+    spider,
+)

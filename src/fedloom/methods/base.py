@@ -92,6 +92,15 @@ class AveragingMethod(FederatedMethod[Shared]):
         return AVERAGING[self.settings.averaging].make([report.arrays["update"] for report in reports], coverage, examples)
 
 
+def mean_of(method: Method[Any]) -> str:
+    """The rule by which updates are averaged, if that mean is all that a method's server makes of reports; else nothing."""
+    if not isinstance(method, AveragingMethod):
+        return ""
+    kind = type(method)
+    usual = (kind.absorb, kind._change) == (AveragingMethod.absorb, AveragingMethod._change)
+    return str(method.settings.averaging) if usual else ""
+
+
 def message(
     state: ServerState, client: str, action: str, arrays: Mapping[str, Arrays], facts: Mapping[str, Fact] | None = None
 ) -> Instruction:

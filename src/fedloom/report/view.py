@@ -111,6 +111,7 @@ class RunView:
     settings: Mapping[str, Any]  # key -> value
     environment: Mapping[str, Any]
     defaults: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # key -> default, meaning
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # of result.json
     manifest: Manifest | None = None
     space: SearchSpace | None = None
     holdings: Holdings | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedloom.maths.paired import PairedDifference
 
@@ -81,6 +82,18 @@ def three_digits(number: float) -> str:
     """1.23, 12.3, 123, 1,234."""
     size = abs(number)
     return f"{number:,.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
+
+
+def privacy_words(privacy: Mapping[str, Any]) -> str:
+    """What result.json says of noise, as a sentence; nothing where there was none."""
+    if not privacy:
+        return ""
+    server, others = (f"{privacy['epsilon'][reader]:.3g}" for reader in ("server", "others"))
+    return (
+        f"Differential privacy of a client, with delta = {privacy['delta']:g}: epsilon = {others} against whoever sees the weights of all "
+        f"rounds, {server} against the server, which reads single updates (updates at most {privacy['clip']:g} long, noise "
+        f"{privacy['noise']:g} times that in a round's sum)"
+    )
 
 
 def many(number: int, one: str, several: str = "") -> str:

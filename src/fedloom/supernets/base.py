@@ -25,6 +25,7 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, Cost, ImageShape, SearchSpace
+from fedloom.supernets.neighbours import fitted
 from fedloom.supernets.normalisation import Statistics
 from fedloom.supernets.plain import StandAlone
 
@@ -122,6 +123,20 @@ class Supernet(ABC, Generic[Space]):
     def in_head(self, name: str) -> bool:
         """Whether a parameter, of the supernet or of a plain network, is the classifier's: of the layer that makes logits of features."""
         return name.startswith("classifier.")
+
+    def classifier(self, weights: Weights) -> tuple[str, str]:
+        """The names of the classifier's weight, (classes, features), and of its bias. A head of another kind is refused."""
+        by_axes = {weights[name].ndim: name for name in weights if self.in_head(name)}
+        if sorted(by_axes) != [1, 2] or sum(map(self.in_head, weights)) != 2:
+            what = f"The head of {self.space.name} is not one linear layer with a weight and a bias, which the method needs"
+            raise InvalidConfig(f"{what}. Choose another space or method")
+        return by_axes[2], by_axes[1]
+
+    def features(self, images: Tensor, weights: Weights, architecture: Architecture, statistics: Statistics | None = None) -> Tensor:
+        """(n, features): what the classifier sees. ``forward`` with a classifier that hands on what it gets."""
+        weight, bias = self.classifier(weights)
+        same = torch.eye(weights[weight].shape[1], dtype=weights[weight].dtype, device=weights[weight].device)
+        return self.forward(images, {**weights, weight: same, bias: torch.zeros_like(same[0])}, architecture, statistics)
 
     def network(self, architecture: Architecture) -> nn.Module:
         """The stand-alone network as plain torch modules, freshly initialised. Default: a module that holds its parameters
@@ -236,7 +251,7 @@ class Supernet(ABC, Generic[Space]):
 
     def load(self, architecture: Architecture, plain: Weights, statistics: Statistics | None = None) -> nn.Module:
         """The stand-alone network with these plain weights and normalisation statistics."""
-        network = self.network(architecture)
+        network = fitted(self.network(architecture), plain)
         state = dict(plain)
         for name, (mean, variance) in (statistics or {}).items():
             state |= {f"{name}.running_mean": mean, f"{name}.running_var": variance}

@@ -34,7 +34,7 @@ class WeightsInTraining:
     def __init__(self, weights: Packed, settings: TrainingSettings, captures: bool = True, moves: Collection[str] | None = None) -> None:
         self.weights, self.moves, self.optimiser = weights, moves, optimiser_of(settings)
         self.mask = None if moves is None else self._marked(moves)  # (entries,)
-        self._pull: tuple[Tensor, Tensor] | None = None  # like the weights; () or (rows, 1)
+        self._pull: tuple[Tensor, ...] = ()  # like the weights; () or (rows, 1); a slope if there is one, like the weights
         self.momenta, decay = self.optimiser.start(weights.flat), settings.weight_decay
         # (entries,) no decay for biases and normalisation
         by_name = (torch.full(shape, decay if len(shape) > 1 else 0.0, dtype=weights.flat.dtype) for shape in weights.shapes.values())
@@ -57,19 +57,24 @@ class WeightsInTraining:
         else:
             self.momenta.copy_(momenta)
 
-    def pull(self, towards: Tensor, strength: Tensor) -> None:
-        """From now on gradients have a proximal term (``Pull``). towards: like the weights; strength: (), or (rows, 1)."""
-        if self._pull is None:
-            self._pull = towards.clone(), strength.clone()
+    def pull(self, towards: Tensor, strength: Tensor, *slope: Tensor) -> None:
+        """From now on gradients have the terms of a ``Pull``. towards, slope: like the weights; strength: (), or (rows, 1)."""
+        given = (towards, strength, *slope)
+        if not self._pull:
+            self._pull = tuple(one.clone() for one in given)
         else:  # in place: captured steps read it there
-            for kept, given in zip(self._pull, (towards, strength), strict=True):
-                kept.copy_(given)
+            for kept, one in zip(self._pull, given, strict=True):
+                kept.copy_(one)
 
     def pulled(self, gradient: Tensor) -> Tensor:
-        if self._pull is None:
+        if not self._pull:
             return gradient
-        towards, strength = self._pull
-        return torch.addcmul(gradient, strength, self.weights.flat - towards)
+        towards, strength, *slope = self._pull
+        return sum(slope, torch.addcmul(gradient, strength, self.weights.flat - towards))
+
+    def at(self, flat: Tensor) -> Packed:
+        """Other weights of the same layout; those in training where it is theirs, whose views exist."""
+        return self.weights if flat is self.weights.flat else Packed(flat, self.weights.shapes)
 
     def move(self, gradient: Tensor, rate: Input, mask: Tensor | None) -> None:
         """A step of the optimiser. gradient: like the weights; mask: the entries that move, or all of them."""

@@ -20,8 +20,10 @@ from fedloom.data.augment import Augmentation, augment
 from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.spaces.base import SearchSpace
 from fedloom.supernets.base import Region, Supernet, Weights
+from fedloom.training.adaptation import Adaptation, adapted, images_run, pieces
 from fedloom.training.graphs import WeightsInTraining
-from fedloom.training.holds import Part, Pull, moving
+from fedloom.training.holds import Part, Pull, kind_of, moving
+from fedloom.training.objectives import Lesson, Objective
 from fedloom.training.packed import Packed, flattened
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
@@ -59,6 +61,12 @@ class NetworkJob:
     rng: np.random.Generator
     part: Part = "whole"
     pull: Pull | None = None
+    adaptation: Adaptation | None = None  # none: the plain gradient
+    objective: Objective | None = None  # none: of the loss; ``plain`` may hold more than the network where it does
+
+    @property
+    def lesson(self) -> Lesson:
+        return Lesson(self.adaptation, self.objective)
 
 
 @dataclass(frozen=True)
@@ -144,25 +152,30 @@ class Trainer:
     def _train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
         if not jobs or not stacked(self.settings, jobs[0].examples.labels.device):
             return [self.watch_network(job) for job in jobs]
-        alike: dict[tuple[Part, bool], list[int]] = {}  # which of them can be in a stack
+        alike: dict[tuple[Part, Lesson, str], list[int]] = {}  # which of them can be in a stack
         for number, job in enumerate(jobs):
-            alike.setdefault((job.part, job.pull is not None), []).append(number)
+            alike.setdefault((job.part, job.lesson, kind_of(job.pull)), []).append(number)
         trained: dict[int, Trained] = {}
-        for (part, _), numbers in alike.items():
+        for (part, lesson, _), numbers in alike.items():
             some = [jobs[number] for number in numbers]
-            courses = [self.batches(job.examples, job.rates, job.rng) for job in some]
-            weights = self.stacks.networks([(job.architecture, job.plain) for job in some], courses, part, [job.pull for job in some])
+            courses, networks = (
+                [self.batches(job.examples, job.rates, job.rng) for job in some],
+                [(job.architecture, job.plain) for job in some],
+            )
+            weights = self.stacks.networks(networks, courses, part, [job.pull for job in some], lesson)
             trained |= {number: self._trained_network(jobs[number], own) for number, own in zip(numbers, weights, strict=True)}
         return [trained[number] for number in range(len(jobs))]
 
     def watch_network(self, job: NetworkJob, after_epoch: Callable[[Weights], None] | None = None) -> Trained:
         """Train a network alone. after_epoch: sees the weights, which move on afterwards."""
-        kind, moves = f"network {job.part} {job.pull is not None}", moving(self.supernet, job.part, job.plain)
+        kind, moves = f"network {job.part} {kind_of(job.pull)} {job.lesson}", moving(self.supernet, job.part, job.plain, job.lesson.still)
         place = self._weights_in_training(kind, job.plain, job.architecture, moves=moves)
         if job.pull is not None:
-            towards = Packed.of(_in_order(job.pull.towards, place.weights)).flat
-            place.pull(towards, torch.full((), job.pull.strength, dtype=towards.dtype, device=towards.device))
-        step, batch = partial(self._network_step, job.architecture), self._batch(job.examples)
+            towards, *slope = (
+                Packed.of(_in_order(own, place.weights)).flat for own in (job.pull.towards, job.pull.slope) if own is not None
+            )
+            place.pull(towards, torch.full((), job.pull.strength, dtype=towards.dtype, device=towards.device), *slope)
+        step, batch = partial(self._network_step, job.architecture, job.lesson), self._batch(job.examples)
         for number, (images, labels, rate) in enumerate(self.batches(job.examples, job.rates, job.rng), 1):
             place.run(step, batch, images, labels, rate)
             if after_epoch and number % self._steps(job.examples) == 0:
@@ -171,14 +184,29 @@ class Trainer:
 
     def _trained_network(self, job: NetworkJob, weights: Weights) -> Trained:
         steps = len(job.rates) * self._steps(job.examples)
-        return self._trained(weights, Counter({job.architecture: steps}), self._batch(job.examples))
+        return self._trained(weights, Counter({job.architecture: steps}), images_run(job.adaptation, self._batch(job.examples)))
 
     def _network_step(
-        self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor | float
+        self,
+        architecture: Architecture,
+        lesson: Lesson,
+        place: WeightsInTraining,
+        images: Tensor,
+        labels: Tensor,
+        rate: Tensor | float,
     ) -> None:
-        learn = partial(self._loss, labels=labels)
-        _, found = self._gradients(place.weights, architecture, self.pixels.normalise(images), learn, place.moves)
-        place.move(place.pulled(flattened(found)), rate, place.mask)
+        cut = pieces(lesson.adaptation, len(labels))
+
+        def gradient(flat: Tensor, number: int) -> Tensor:
+            """At these weights, on a piece of the batch."""
+            weights, pixels, own = place.at(flat), self.pixels.normalise(images[cut[number]]), labels[cut[number]]
+            if lesson.objective is None:
+                return flattened(self._gradients(weights, architecture, pixels, partial(self._loss, labels=own), place.moves)[1])
+            loss = partial(lesson.objective, self.supernet, architecture, self._loss, images=pixels, labels=own)
+            return flattened(gradients(weights, lambda leaves: loss(weights=leaves), place.moves))
+
+        found = place.pulled(adapted(gradient, place.weights.flat, lesson.adaptation))
+        place.move(found, rate, place.mask)
 
     # -- supernets -----------------------------------------------------------------
     def _train_supernets(self, jobs: Sequence[SupernetJob]) -> list[Trained]:

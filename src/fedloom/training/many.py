@@ -11,6 +11,7 @@ from torch import Tensor
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.chain import Chain
 from fedloom.training import prefixes
+from fedloom.training.peak import allowed_bytes
 from fedloom.training.prefixes import Groups, Network
 
 GPU_SHARE = 0.25  # of a GPU's memory, for what networks have computed
@@ -29,7 +30,7 @@ class Whole(Groups):
         parts = [torch.stack(some) for some in zip(*(self.parts[client] for client in clients), strict=True)]
         weights = {name: weight[None] for name, weight in self.weights.items()} if self.shared else self.weights
         first = parts[0][0]
-        room = GPU_SHARE * torch.cuda.get_device_properties(first.device).total_memory if first.is_cuda else prefixes.HELD_BYTES
+        room = GPU_SHARE * allowed_bytes(first.device) if first.is_cuda else prefixes.HELD_BYTES
         most = room / (first.element_size() * len(first))
         waiting = [sorted(networks, key=lambda network: (self.row[network.client], network.pieces[0].choices))]  # type: ignore[attr-defined]
         while waiting:

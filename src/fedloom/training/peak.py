@@ -15,3 +15,8 @@ class MeasuredPeak:
     def megabytes(self) -> float:
         torch.cuda.synchronize(self.device)
         return max(0, torch.cuda.max_memory_allocated(self.device) - self._before) / 1e6
+
+
+def allowed_bytes(device: torch.device) -> float:
+    """What this process may take of a GPU's memory: workers that share a GPU share it."""
+    return torch.cuda.get_per_process_memory_fraction(device) * torch.cuda.get_device_properties(device).total_memory

@@ -23,6 +23,7 @@ from fedloom.supernets.base import Piece, Supernet, Weights
 from fedloom.supernets.elastic import sent
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.packed import Packed
+from fedloom.training.peak import allowed_bytes
 
 # Bounds of a walk in groups; they change memory and speed, not results.
 HELD_BYTES = 8e9  # what nodes have computed for those that follow, on a CPU
@@ -135,7 +136,7 @@ class Groups:
         first = next(iter(parts.values()))[0]
         self.whole = supernet.takes_groups and (WITHOUT_KERNELS or fused.can_run(first))
         self.merged = False
-        memory = torch.cuda.get_device_properties(first.device).total_memory if first.is_cuda else 0
+        memory = allowed_bytes(first.device) if first.is_cuda else 0
         self.held, self.most = HELD_SHARE * memory or HELD_BYTES, CALL_SHARE * memory or CALL_BYTES
 
     def run(self, networks: Sequence[Network]) -> Iterator[tuple[list[Network], Tensor]]:

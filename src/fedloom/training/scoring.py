@@ -283,6 +283,12 @@ class Scorer:
         parts = [self.pixels.normalise(images) for images in examples.images.split(CHUNK)]
         return torch.cat([self.supernet.forward(part, plain, architecture, statistics) for part in parts])
 
+    @torch.no_grad()
+    def features(self, plain: Weights, architecture: Architecture, statistics: Statistics, examples: Examples) -> Tensor:
+        """(n, features): what a plain network's classifier sees."""
+        parts = [self.pixels.normalise(images) for images in examples.images.split(CHUNK)]
+        return torch.cat([self.supernet.features(part, plain, architecture, statistics) for part in parts])
+
     def ensemble(self, members: Sequence[Weights], architecture: Architecture, images: ServerImages, examples: Sequence[float]) -> Teacher:
         """The mean logits of networks of one architecture, weighted by examples; their statistics are those of the images."""
         statistics = [self.calibrate(member, architecture, images) for member in members]
@@ -310,6 +316,11 @@ def _measure(logits: Tensor, labels: Tensor) -> Tensor:
     alive = loss.isfinite()
     hits = (logits.argmax(1) == labels).double().mean()
     return torch.stack([torch.where(alive, hits, 0.0), torch.where(alive, loss, torch.inf)])
+
+
+def score_of(logits: Tensor, labels: Tensor) -> Score:
+    """Of what a network, or whatever gives logits, says of these examples."""
+    return Score(*_measure(logits, labels).tolist())
 
 
 def _losses(logits: Sequence[Tensor], request: NetworkRequest) -> tuple[Tensor, ...]:

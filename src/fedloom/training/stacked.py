@@ -18,9 +18,12 @@ from fedloom.core.architecture import Architecture
 from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.supernets.base import Region, Supernet, Weights
 from fedloom.supernets.elastic import sent
+from fedloom.training.adaptation import Adaptation, adapted, pieces
 from fedloom.training.graphs import WeightsInTraining
-from fedloom.training.holds import Part, Pull, moving
+from fedloom.training.holds import Part, Pull, kind_of, moving
+from fedloom.training.objectives import PLAIN, Lesson
 from fedloom.training.packed import Packed, flattened
+from fedloom.training.peak import allowed_bytes
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings, computing, optimiser_of
 
@@ -45,7 +48,7 @@ class SubnetStep(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a row starts, and where it ends. momenta: packed, of the optimiser; none: zero. pull: all rows have one, or none has."""
+    """Where a row starts, and where it ends. momenta: packed, of the optimiser; none: zero. pull: of one kind in all rows."""
 
     weights: Weights
     momenta: Tensor | None = None
@@ -81,16 +84,18 @@ class Stacks:
         courses: Sequence[Iterator[NetworkStep]],
         part: Part = "whole",
         pulls: Sequence[Pull | None] = (),
+        lesson: Lesson = PLAIN,
     ) -> list[Weights]:
         """The trained weights of plain networks. Many of one architecture run as they are. Of architectures with few networks all run
         together, masked, where the supernet can hold a plain network: one captured step serves all of them. part: what moves; pulls: of
-        all networks, or of none."""
+        one kind."""
         pulls = pulls or [None] * len(networks)
         rows_of: dict[Architecture, list[int]] = {}
         for row, (architecture, _) in enumerate(networks):
             rows_of.setdefault(architecture, []).append(row)
         results: dict[int, Weights] = {}
-        few = [row for rows in rows_of.values() if len(rows) < MANY for row in rows] if len(rows_of) > 1 and self.supernet.masks_pay else []
+        embeds = len(rows_of) > 1 and self.supernet.masks_pay and lesson == PLAIN
+        few = [row for rows in rows_of.values() if len(rows) < MANY for row in rows] if embeds else []
         if few:
             trained = self._embedded([networks[row] for row in few], [courses[row] for row in few], part, [pulls[row] for row in few])
             results |= dict(zip(few, trained, strict=True))
@@ -98,22 +103,35 @@ class Stacks:
             if rows[0] in results:
                 continue
             ends = self._in_lockstep(
-                ("network", architecture, part),
+                ("network", architecture, part, lesson),
                 [Start(networks[row][1], pull=pulls[row]) for row in rows],
                 [courses[row] for row in rows],
                 _stack,
-                lambda _, architecture=architecture: partial(self._network_step, architecture),  # type: ignore[misc]
+                lambda _, architecture=architecture: partial(self._network_step, architecture, lesson),  # type: ignore[misc]
                 self._most(architecture, networks[rows[0]][1]),
-                moving(self.supernet, part, networks[rows[0]][1]),
+                moving(self.supernet, part, networks[rows[0]][1], lesson.still),
             )
             results |= {row: end.weights for row, end in zip(rows, ends, strict=True)}
         return [results[row] for row in range(len(networks))]
 
-    def _network_step(self, architecture: Architecture, place: WeightsInTraining, images: Tensor, labels: Tensor, rate: Tensor) -> None:
+    def _network_step(
+        self,
+        architecture: Architecture,
+        lesson: Lesson,
+        place: WeightsInTraining,
+        images: Tensor,
+        labels: Tensor,
+        rate: Tensor,
+    ) -> None:
         def forward(own: Weights, pixels: Tensor) -> Tensor:
             return self.supernet.forward(pixels, own, architecture)[None]
 
-        self._move(place, forward, (images,), labels, rate, place.mask)
+        def objective(own: Weights, pixels: Tensor, labels: Tensor) -> Tensor:
+            assert lesson.objective is not None
+            return lesson.objective(self.supernet, architecture, self._loss, own, pixels, labels)
+
+        own = objective if lesson.objective else None
+        self._move(place, forward, (images,), labels, rate, place.mask, 0.0, lesson.adaptation, own)
 
     def _embedded(
         self,
@@ -125,9 +143,7 @@ class Stacks:
         """Plain networks in their places in a supernet. Only their entries move, so zeros around them stay zero."""
         shapes, device = self.supernet.shapes, next(iter(networks[0][1].values())).device
         places = [self._places_of(architecture, own) for architecture, own in networks]
-        placed = [
-            pull and Pull(_placed(pull.towards, place, shapes), pull.strength) for pull, (place, _) in zip(pulls, places, strict=True)
-        ]
+        placed = [pull and _pull_placed(pull, place, shapes) for pull, (place, _) in zip(pulls, places, strict=True)]
         rows = zip(networks, places, placed, strict=True)
         starts = [Start(_placed(plain, place, shapes), pull=pull) for (_, plain), (place, _), pull in rows]
         moves = moving(self.supernet, part, {name for place, _ in places for name in place})
@@ -202,31 +218,58 @@ class Stacks:
         rate: Tensor,
         mask: Tensor | None,
         taught: float = 0.0,
+        adaptation: Adaptation | None = None,
+        objective: Callable[[Weights, Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). taught: if not 0,
-        the others learn from the first, and count this much."""
-        kept = place.weights.flat.dtype
-        dtype, rows = computing(self.settings, place.weights.flat), len(labels)
+        the others learn from the first, and count this much. objective: of one row, in place of the loss of its logits."""
+        cut = pieces(adaptation, labels.shape[1])
+
+        def gradient(flat: Tensor, number: int) -> Tensor:
+            """At these weights, on a piece of the batch."""
+            some = (inputs[0][:, cut[number]], *inputs[1:])
+            return self._gradient(place, place.at(flat), forward, some, labels[:, cut[number]], taught, objective)
+
+        found = place.pulled(adapted(gradient, place.weights.flat, adaptation))
+        place.move(found, rate, mask)
+
+    def _gradient(
+        self,
+        place: WeightsInTraining,
+        weights: Packed,
+        forward: Callable[..., Tensor],
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        taught: float,
+        objective: Callable[[Weights, Tensor, Tensor], Tensor] | None,
+    ) -> Tensor:
+        """(rows, entries) of the loss at these weights."""
+        kept = weights.flat.dtype
+        dtype, rows = computing(self.settings, weights.flat), len(labels)
         moves = place.weights.shapes if place.moves is None else place.moves
-        leaves = {name: view.detach().requires_grad_(name in moves) for name, view in place.weights.to(dtype).items()}
+        leaves = {name: view.detach().requires_grad_(name in moves) for name, view in weights.to(dtype).items()}
         pixels = self.pixels.normalise(inputs[0])
         inputs = (pixels if dtype == kept else pixels.to(dtype), *inputs[1:])
+        of_rows, given = (objective, (*inputs, labels)) if objective else (forward, inputs)
         if rows == 1:  # the same without the cost of vmap
-            logits = forward({name: leaf[0] for name, leaf in leaves.items()}, *(given[0] for given in inputs))[None]
+            results = of_rows({name: leaf[0] for name, leaf in leaves.items()}, *(one[0] for one in given))[None]
         else:
-            logits = torch.vmap(forward)(leaves, *inputs)
+            results = torch.vmap(of_rows)(leaves, *given)
+        total = results.sum() if objective else self._losses(results.to(kept), labels, taught)
         wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
-        found = iter(torch.autograd.grad(self._losses(logits.to(kept), labels, taught), wanted, materialize_grads=True))
+        found = iter(torch.autograd.grad(total, wanted, materialize_grads=True))
         every = (next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves.values())
-        place.move(place.pulled(flattened(every, stacked=True).to(kept)), rate, mask)
+        return flattened(every, stacked=True).to(kept)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(logits, labels, label_smoothing=self.settings.label_smoothing)
 
     def _losses(self, logits: Tensor, labels: Tensor, taught: float) -> Tensor:
         """The sum over all subnets. logits: (rows, subnets, n, classes), labels: (rows, n)."""
         own, others = (logits[:, :1], logits[:, 1:]) if taught else (logits, logits[:, :0])
         every = labels[:, None].expand(-1, own.shape[1], -1)  # (rows, subnets, n)
         # Each subnet's own: a loss may count the labels of its batch.
-        losses = torch.vmap(partial(self.loss, label_smoothing=self.settings.label_smoothing))
-        total = losses(own.flatten(0, 1), every.flatten(0, 1)).sum()
+        total = torch.vmap(self._loss)(own.flatten(0, 1), every.flatten(0, 1)).sum()
         if not others.shape[1]:
             return total
         return total + taught * torch.vmap(soft_cross_entropy)(others.flatten(0, 1), own.detach().expand_as(others).flatten(0, 1)).sum()
@@ -276,7 +319,7 @@ class Stacks:
         """The last packed weights of this kind and number, if there were any: their captured steps can be used again."""
         weights = Packed.stack([start.weights for start in starts])
         pulls = [start.pull for start in starts if start.pull is not None]
-        key = (kind, bool(pulls), len(starts), str(weights.flat.device), weights.flat.dtype)
+        key = (kind, kind_of(starts[0].pull), len(starts), str(weights.flat.device), weights.flat.dtype)
         place = self._places.pop(key, None)
         if place is None or place.weights.layout != weights.layout:
             while len(self._places) >= KEPT:
@@ -287,9 +330,11 @@ class Stacks:
         momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts]) if known else None
         place.load(weights, momenta)
         if pulls:
-            towards = Packed.stack([{name: pull.towards[name] for name in weights.shapes} for pull in pulls]).flat
+            sides = [[pull.towards for pull in pulls], [pull.slope for pull in pulls if pull.slope is not None]]
+            ordered = ([{name: own[name] for name in weights.shapes} for own in side] for side in sides if side)
+            towards, *slope = (Packed.stack(side).flat for side in ordered)
             strengths = torch.tensor([[pull.strength] for pull in pulls], dtype=towards.dtype)
-            place.pull(towards, sent(strengths, towards.device))
+            place.pull(towards, sent(strengths, towards.device), *slope)
         self._places[key] = place  # as the last one used
         return place
 
@@ -297,7 +342,7 @@ class Stacks:
         """How many of these train at once without taking too much memory."""
         one = next(iter(weights.values()))
         each = computing(self.settings, one).itemsize * self.settings.batch * 2 * self.supernet.space.cost(architecture).activations
-        room = GPU_SHARE * torch.cuda.get_device_properties(one.device).total_memory if one.is_cuda else CPU_BYTES
+        room = GPU_SHARE * allowed_bytes(one.device) if one.is_cuda else CPU_BYTES
         return min(ROWS, max(1, int(room // each)))
 
 
@@ -313,6 +358,11 @@ def _placed(plain: Weights, place: Mapping[str, Region], shapes: Mapping[str, tu
     for name, tensor in plain.items():
         weights[name][place[name]] = tensor
     return weights
+
+
+def _pull_placed(pull: Pull, place: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> Pull:
+    slope = None if pull.slope is None else _placed(pull.slope, place, shapes)
+    return Pull(_placed(pull.towards, place, shapes), pull.strength, slope)
 
 
 def _marks(place: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> Tensor:

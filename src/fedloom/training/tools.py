@@ -48,6 +48,7 @@ class Tools:
     start: Weights = field(default_factory=dict)  # what takes the place of random initial weights, by name
     server: ServerImages | None = None
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
+    clients: int = 0  # of the federation, drawn in a round or not
     _sent: dict[str, tuple[Arrays, Weights]] = field(default_factory=dict, repr=False, compare=False)  # the last arrays, on the device
 
     @cached_property
@@ -201,10 +202,7 @@ class Tools:
         self._check_finite(site, plain)
         if not (self.training.rejoin and again):
             return self._kept(site, architecture, plain, macs, site.data.train)
-        if not len(site.data.validation):
-            what = f"{site.name} has no validation images, which training.rejoin adds to training"
-            raise InvalidData(f"{what}. Raise split.validation, or set training.rejoin=false", client=site.name)
-        joined = self.joined(site)
+        joined = self.rejoined(site)
         with site.clock("test"):  # by a network that has not seen these images
             (measured,) = self.scorer.score_networks([NetworkRequest(plain, architecture, site.data.train, (site.data.validation,))])
         with site.clock("rejoin"):
@@ -212,6 +210,13 @@ class Tools:
         self._check_finite(site, trained.weights)
         model, diary = self._kept(site, architecture, trained.weights, macs + trained.macs, joined)
         return model, replace(diary, validation_accuracy=measured.scores[0].accuracy)
+
+    def rejoined(self, site: ClientSite) -> Examples:
+        """``joined``, for ``training.rejoin``, which needs something to join."""
+        if not len(site.data.validation):
+            what = f"{site.name} has no validation images, which training.rejoin adds to training"
+            raise InvalidData(f"{what}. Raise split.validation, or set training.rejoin=false", client=site.name)
+        return self.joined(site)
 
     @staticmethod
     def joined(site: ClientSite) -> Examples:

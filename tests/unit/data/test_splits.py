@@ -124,6 +124,18 @@ def test_plato_sizes() -> None:
     assert np.diff(split.test_offsets).tolist() == [20] * 8
 
 
+def test_apart_nobody_trains_on_validation_images() -> None:
+    usual, apart = split_of("plato"), split_of("plato", apart=True)
+    assert set(usual.train) & set(usual.validation) and not set(apart.train) & set(apart.validation)
+    assert np.array_equal(usual.test, apart.test)
+    assert np.diff(apart.train_offsets).tolist() == [36] * 8 and np.diff(apart.validation_offsets).tolist() == [4] * 8
+    for client in range(8):  # by the same proportions
+        counts = [np.bincount(labels[apart.part(which, client)], minlength=5) for which, labels in (("train", TRAIN), ("test", TEST))]
+        assert np.corrcoef(*counts)[0, 1] > 0.7
+    with pytest.raises(InvalidConfig, match=r"share no images.*Set split\.apart=false"):
+        split_of("label", apart=True)
+
+
 def test_nobody_is_left_without_a_test_image() -> None:
     # 12 test images for 9 clients of very different sizes.
     split = make_split(SplitSettings(rule="label", alpha=0.5, minimum=3), TRAIN, np.array([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]), 9, 1)

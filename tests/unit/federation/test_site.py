@@ -230,3 +230,20 @@ def test_an_untrusted_server_is_not_tried_again(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConnectionRefused, match="its certificate is not signed"):
         site_module._connected(SiteSettings(), None, said.append)
     assert said == []
+
+
+def test_a_site_draws_its_own_noise_and_says_the_same_again(tmp_path: Path) -> None:
+    agreed = write_agreement(tmp_path / "agreed", "fedavg")
+    file = agreed / "federation.toml"
+    file.write_text(file.read_text() + "[privacy]\nclip = 0.01\nnoise = 50\n")
+    sent = []
+    for site in ("one", "two"):  # the same site, images and instruction
+        with at(agreed, tmp_path / site) as place:
+            asked = place.data()
+            first, again = (place.report(place.participant.answer(asked), asked) for _ in range(2))
+            assert all(np.array_equal(first.arrays["update"][name], array) for name, array in again.arrays["update"].items())
+            assert first.facts == {"examples": 1}
+            sent.append(np.concatenate([array.ravel() for array in first.arrays["update"].values()]))
+    share = 50 / place.agreement.settings.participants**0.5
+    assert np.std(sent[0]) == pytest.approx(0.01 * share, rel=0.05)
+    assert abs(np.corrcoef(sent)[0, 1]) < 0.1  # nobody else can know what was added

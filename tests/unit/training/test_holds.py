@@ -1,4 +1,4 @@
-"""A part of a network that stays as it is, and a pull towards given weights, computed by hand."""
+"""A part of a network that stays as it is, a pull towards given weights and a slope, computed by hand."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def by_hand(supernet: MobileNetV3Supernet, job: NetworkJob, strength: float) -> 
     weights = {name: tensor.clone().requires_grad_() for name, tensor in job.plain.items()}
     momenta = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     towards = job.pull.towards if job.pull else job.plain
+    slope = (job.pull and job.pull.slope) or {name: torch.zeros_like(tensor) for name, tensor in job.plain.items()}
     for rate in job.rates:
         logits = supernet.forward(PIXELS.normalise(job.examples.images), weights, job.architecture)
         F.cross_entropy(logits, job.examples.labels).backward()
@@ -47,7 +48,8 @@ def by_hand(supernet: MobileNetV3Supernet, job: NetworkJob, strength: float) -> 
                 if job.part == "whole" or supernet.in_head(name) == (job.part == "head"):
                     decay = SETTINGS.weight_decay if tensor.ndim > 1 else 0.0
                     assert tensor.grad is not None
-                    momenta[name] = 0.9 * momenta[name] + tensor.grad + decay * tensor + strength * (tensor - towards[name])
+                    found = tensor.grad + decay * tensor + strength * (tensor - towards[name]) + slope[name]
+                    momenta[name] = 0.9 * momenta[name] + found
                     tensor -= rate * momenta[name]
                 tensor.grad = None
     return {name: tensor.detach() for name, tensor in weights.items()}
@@ -72,16 +74,18 @@ def test_steps_of_a_network_that_is_held_back(supernet: MobileNetV3Supernet, exe
 
 
 def test_rows_of_a_stack_have_pulls_of_their_own(supernet: MobileNetV3Supernet) -> None:
-    """Two of one architecture in one stack, each towards its own weights; a third without."""
+    """Two of one architecture in one stack, each towards its own weights; two more on slopes of their own; one without."""
     images = torch.randint(0, 256, (6, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     examples, start = Examples(images, torch.arange(6) % 3), plain_of(supernet, 0)
 
     def jobs() -> list[NetworkJob]:
-        pulls = [Pull(plain_of(supernet, 1), 0.5), Pull(plain_of(supernet, 2), 5.0), None]
+        towards, other = plain_of(supernet, 1), plain_of(supernet, 2)
+        pulls = [Pull(towards, 0.5), Pull(other, 5.0), Pull(towards, 0.0, other), Pull(towards, 0.5, towards), None]
         named = supernet.space.named["smallest"]
         return [NetworkJob(start, named, examples, RATES, np.random.default_rng(0), pull=pull) for pull in pulls]
 
-    trained = Trainer(supernet, replace(SETTINGS, execution="masked"), PIXELS).train_networks(jobs())
-    for job, found in zip(jobs(), trained, strict=True):
-        expected = by_hand(supernet, job, job.pull.strength if job.pull else 0.0)
-        assert all(torch.allclose(found.weights[name], tensor, rtol=0, atol=1e-5) for name, tensor in expected.items())
+    for execution in ("masked", "sliced"):
+        trained = Trainer(supernet, replace(SETTINGS, execution=execution), PIXELS).train_networks(jobs())
+        for job, found in zip(jobs(), trained, strict=True):
+            expected = by_hand(supernet, job, job.pull.strength if job.pull else 0.0)
+            assert all(torch.allclose(found.weights[name], tensor, rtol=0, atol=1e-5) for name, tensor in expected.items())

@@ -150,7 +150,7 @@ def test_only_architectures_with_few_networks_are_masked(
         stacks, "_in_lockstep", lambda kind, starts, *more: (kinds.append((kind, len(starts))), lockstep(kind, starts, *more))[1]
     )
     got = trained(stacks, rows)
-    assert kinds == [("supernet", 2), (("network", supernet.space.named["smallest"], "whole"), 2)]
+    assert kinds == [("supernet", 2), (("network", supernet.space.named["smallest"], "whole", (None, None)), 2)]
     for own, given in zip(got, rows, strict=True):
         check(own, by_hand(supernet, given), given[1])
 

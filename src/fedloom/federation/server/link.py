@@ -44,12 +44,19 @@ class Asked:
     connection: str  # on another one the site does not know of it
 
 
+Check = Callable[[Report, Instruction], Report]  # raises what is wrong with a report; what is kept of it
+Done = Callable[[Instruction, Report, float], None]  # told of every report that counts, and how many seconds it took
+
+
 @dataclass
 class Round:
     """One exchange as it goes on."""
 
     instructions: Mapping[str, Instruction]
     needed: int
+    check: Check
+    done: Done
+    once: bool  # who refuses would refuse again
     asked: dict[str, Asked] = field(default_factory=dict)  # message id -> who
     reports: dict[str, Report] = field(default_factory=dict)
     out: set[str] = field(default_factory=set)  # refused, failed or too slow
@@ -90,7 +97,14 @@ class FlowerLink:
         by_site = {instruction.client: instruction for instruction in instructions}
         final = any(instruction.action == FINISH for instruction in instructions)
         needed = 0 if final else min(self._settings.minimum or len(by_site), len(by_site))
-        round = Round(by_site, needed)
+        return self._exchanged(Round(by_site, needed, self._released, self._write_down, once=False))
+
+    def ask(self, instructions: Sequence[Instruction], needed: int, check: Check, done: Done) -> list[Report]:
+        """A part of a round: the answers that pass ``check``. It waits for ``needed`` of them, or as long as
+        patience lasts: for ever, if every round needs all of its sites (``minimum`` is 0)."""
+        return self._exchanged(Round({instruction.client: instruction for instruction in instructions}, needed, check, done, once=True))
+
+    def _exchanged(self, round: Round) -> list[Report]:
         clocks = _clocks()
         while True:
             clocks = self._go_on(round, clocks)
@@ -137,6 +151,9 @@ class FlowerLink:
         if not missing and not round.out:
             self._say(f"{has} and ends without {_names(round.given_up)}, who would answer the same again")
             return True
+        if round.once and self._settings.minimum:  # the round may do without them
+            self._say(f"{has} and ends without {_names({*missing, *round.out})}")
+            return True
         if not missing:  # those that were refused or failed are asked again
             self._say(f"{has}; asking {_names(round.out)} again")
             time.sleep(AGAIN)
@@ -163,29 +180,34 @@ class FlowerLink:
             self._lost(round, asked.site)
             return
         try:
-            report, weight = self._checked(reply, asked, instruction)
+            report = self._opened(reply, asked, instruction)
+            kept = round.check(report, instruction)
         except Exception as error:  # whatever a stranger's bytes make of it: the others go on
             why = error if isinstance(error, FedloomError) else f"it is not readable ({one_line(error)})"
             self._say(f"{asked.site}, {_which(round)}: left out: {why}")
             round.refused[asked.site] += not reply.error
-            same_again = reply.error.startswith(ClientFailed.__name__) or round.refused[asked.site] >= REFUSALS
+            failed = reply.error.startswith(ClientFailed.__name__) or (round.once and reply.error)
+            same_again = failed or round.refused[asked.site] >= REFUSALS
             (round.given_up if same_again else round.out).add(asked.site)
             return
-        round.reports[asked.site] = report
-        self._write_down(instruction, report, weight, time.monotonic() - asked.since)
+        round.reports[asked.site] = kept
+        round.done(instruction, report, time.monotonic() - asked.since)
 
-    def _checked(self, reply: Reply, asked: Asked, instruction: Instruction) -> tuple[Report, int]:
-        """Whose, for what, of which shape, how large: in this order, and before anything is computed with it."""
+    def _opened(self, reply: Reply, asked: Asked, instruction: Instruction) -> Report:
+        """Whose, and for what: before anything else, and before anything is computed with it."""
         if reply.site != asked.site:
             raise BadMessage(f"{reply.site or 'A stranger'} answered in its name", client=asked.site)
         if reply.error:
             raise BadMessage(reply.error, client=asked.site)
         plain = opened(reply.data, asked.sent, self._keys[asked.site], asked.site)
-        report = from_bytes(Report, plain, self._settings.most, self._federation)
-        released = release(expected(report, instruction, asked.site), instruction, self._uploads)
+        return expected(from_bytes(Report, plain, self._settings.most, self._federation), instruction, asked.site)
+
+    def _released(self, report: Report, instruction: Instruction) -> Report:
+        """Of which shape, and how large."""
+        released = release(report, instruction, self._uploads)
         if instruction.action == FINISH and (report.arrays or report.facts):
-            raise BadReport("The final participation must send nothing", client=asked.site)
-        return bounded(released.report, instruction, self._uploads, self._settings.norm), released.bytes
+            raise BadReport("The final participation must send nothing", client=report.client)
+        return bounded(released.report, instruction, self._uploads, self._settings.norm)
 
     def _lose(self, round: Round) -> None:
         """Give up those that take too long or are gone; who is gone may come back."""
@@ -212,14 +234,14 @@ class FlowerLink:
         if often:
             round.out.add(site)
 
-    def _write_down(self, instruction: Instruction, report: Report, weight: int, seconds: float) -> None:
+    def _write_down(self, instruction: Instruction, report: Report, seconds: float) -> None:
         """What the server can know of a participation: nothing of architectures or accuracies."""
         entry = LedgerEntry(
             client=instruction.client,
             round=instruction.round,
             final=instruction.action == FINISH,
             bytes_down=payload_bytes(instruction),
-            bytes_up=weight,
+            bytes_up=payload_bytes(report),
             uploads=tuple(sorted({*report.arrays, *report.facts})),
             seconds={"exchange": seconds},
             architecture="",

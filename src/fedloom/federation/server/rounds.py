@@ -19,15 +19,19 @@ from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
 from fedloom.core.method import Method
 from fedloom.core.result import RunResult
 from fedloom.data.members import classes_of_members
+from fedloom.engine.base import Link
 from fedloom.engine.newcomers import shared_state
+from fedloom.engine.protection import Account
 from fedloom.engine.run import Run, Watcher
 from fedloom.engine.store import Store, pack_state
+from fedloom.engine.sums import sums_of
 from fedloom.federation.agreement import Agreement, keep_to
 from fedloom.federation.server.link import FlowerLink
+from fedloom.federation.server.sums import SecureLink
 from fedloom.federation.server.superlink import SuperLink
 from fedloom.federation.server.tolerant import Tolerant
 from fedloom.federation.wire.flower import need_flower
-from fedloom.federation.wire.signatures import public_bytes, public_key
+from fedloom.federation.wire.signatures import fingerprint, public_bytes, public_key
 from fedloom.files import waiting_for_room, write_arrays
 
 NEWCOMERS = "newcomers.safetensors"  # in the run folder
@@ -47,11 +51,16 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
         if sites[one] == sites[other]:
             what = f"{one} and {other} have the same key in {own.sites}, so that either could answer for the other"
             raise InvalidConfig(f"{what}. Every site needs a key of its own", key="server.sites")
+    for name, agreed in agreement.fingerprints.items():
+        if fingerprint(keys[name]) != agreed:
+            what = f"{own.sites}/{name}.pub is not the key that was agreed on for {name} (federation.keys)"
+            raise InvalidConfig(f"{what}. Put the right one there", key="server.sites")
     folder = Path(own.folder or Path("runs") / agreement.members.name)
     store = Store(folder)
     device = torch.device("cpu")  # it averages
     built = build(settings, agreement.images(serving=True), device, Path(settings.weights))
     method, initial = built.method, built.method.start(settings.seed)
+    account = Account(settings.privacy, settings.participants)
     store.claim()
     try:
         known = (store.folder / "config.toml").exists()
@@ -71,6 +80,7 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
             facts=run_facts(settings, agreement.members.name, built, device),
             space=built.tools.space,
             images={},
+            account=account,
             before=before,
             over=over,
         )
@@ -78,11 +88,23 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
             return run.execute(_NoLink(list(sites)))
         with closing(SuperLink(own.address, Path(own.certificate), Path(own.key), sites, own.round.most, say)) as superlink:
             say(f"Listening at {superlink.address} for {', '.join(sites)}")
-            result = run.execute(FlowerLink(superlink, keys, agreement.digest, method.uploads, own.round, run.record, say))
+            result = run.execute(_link(agreement, superlink, keys, method, run, say))
         _prepare_newcomers(store, method, initial, agreement.digest, say)
         return result
     finally:
         store.release()
+
+
+def _link(
+    agreement: Agreement, superlink: SuperLink, keys: dict[str, Any], method: Method[Any], run: Run, say: Callable[[str], None]
+) -> Link:
+    """To single sites, or to sums over them."""
+    settings, digest, round = agreement.settings, agreement.digest, agreement.server.round
+    sums = sums_of(settings.privacy, method.uploads, settings.participants)
+    if sums is None:
+        return FlowerLink(superlink, keys, digest, method.uploads, round, run.record, say)
+    secure = SecureLink(sums, digest, agreement.fingerprints, run.store.folder, run.record, say)
+    return secure.over(FlowerLink(superlink, keys, digest, {}, round, secure.collect, say))
 
 
 def _prepare_newcomers(store: Store, method: Method[Any], initial: Any, digest: str, say: Callable[[str], None]) -> None:
@@ -95,7 +117,8 @@ def _prepare_newcomers(store: Store, method: Method[Any], initial: Any, digest: 
 
 
 def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult:
-    """The same federation in one process, to see what to expect: with the same images and threads it ends with the same numbers."""
+    """The same federation in one process, to see what to expect. With the same images and threads it ends with the same
+    numbers as sites without a secret of their own (``secret = false``)."""
     settings = agreement.settings
     folder = Path(agreement.server.folder or Path("runs") / agreement.members.name)
     folder = folder.with_name(f"{folder.name}-rehearsal")

@@ -18,6 +18,7 @@ from fedloom.core.errors import DamagedRun, printable
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.store import Store
 from fedloom.federation.site.statement import CURE, LOG, Departure, mend, now, read_log
+from fedloom.federation.wire import sums
 from fedloom.files import append_lines, read_arrays, write_arrays, write_file
 
 ANSWER = "state/answer.safetensors"
@@ -35,6 +36,7 @@ class Answered:
     entry: LedgerEntry
     report: bytes
     memory: bytes  # the file of this round; empty if the method keeps none
+    held: bytes = b""  # what the method would have sent, where secure sums are made of it
 
 
 class Answers:
@@ -56,9 +58,15 @@ class Answers:
         self._store.write_text(BEGUN, json.dumps({"round": round, "instruction": asked}) + "\n")
         self.begun = (round, asked)
 
-    def keep(self, departure: Departure, entry: LedgerEntry, report: bytes, memory: bytes) -> None:
+    def keep(self, departure: Departure, entry: LedgerEntry, report: bytes, memory: bytes, held: bytes = b"") -> None:
         """Before the report leaves."""
-        self._commit(Answered(replace(departure, memory=_sha256(memory) if memory else ""), entry, report, memory))
+        self._commit(Answered(replace(departure, memory=_sha256(memory) if memory else ""), entry, report, memory, held))
+
+    def note(self, departure: Departure) -> None:
+        """Before a part of a sum leaves: a line of the log and nothing else."""
+        departure = replace(departure, before=read_log(self._log, self._owner)[1][-1])
+        append_lines(self._log, [departure.to_json()])
+        self._remember_newest(departure.round)
 
     def repeat(self) -> None:
         """Before the last report leaves once more."""
@@ -68,7 +76,8 @@ class Answers:
     def _commit(self, answered: Answered) -> None:
         departure = replace(answered.departure, before=read_log(self._log, self._owner)[1][-1])
         answered = replace(answered, departure=departure)
-        arrays = {"report": np.frombuffer(answered.report, np.uint8), "memory": np.frombuffer(answered.memory, np.uint8)}
+        parts = {"report": answered.report, "memory": answered.memory, "held": answered.held}
+        arrays = {name: np.frombuffer(part, np.uint8) for name, part in parts.items() if part or name != "held"}
         write_arrays(self._answer, arrays, {"departure": asdict(departure), "entry": answered.entry.to_json()})
         self._catch_up(answered)
 
@@ -81,9 +90,12 @@ class Answers:
         store.rewind_ledger(rounds_over=False)
         store.append([answered.entry])
         append_lines(self._log, [departure.to_json()])
-        newest = {"log": read_log(self._log, self._owner)[1][-1], "round": departure.round}
-        write_file(self._newest, (json.dumps(newest) + "\n").encode())
+        self._remember_newest(departure.round)
         self.last = answered
+
+    def _remember_newest(self, round: int) -> None:
+        newest = {"log": read_log(self._log, self._owner)[1][-1], "round": round}
+        write_file(self._newest, (json.dumps(newest) + "\n").encode())
 
     # -- at the start ----------------------------------------------------------------------
     def check(self) -> None:
@@ -94,7 +106,7 @@ class Answers:
         self.last = answered = self._read()
         if not answered and departures and departures[-1].before:
             raise self._unfit(f"{ANSWER} is missing")
-        if answered and answered.departure not in departures[-1:]:
+        if answered and answered.departure not in [line for line in departures if line.action not in sums.ACTIONS][-1:]:
             if answered.departure.before != digests[-1]:
                 raise self._unfit(f"{ANSWER} and {LOG} are not of the same moment")
             self._catch_up(answered)
@@ -108,7 +120,8 @@ class Answers:
         try:
             arrays, facts = read_arrays(self._answer)
             entry = LedgerEntry.from_json(facts["entry"])
-            return Answered(Departure(**facts["departure"]), entry, arrays["report"].tobytes(), arrays["memory"].tobytes())
+            held = arrays["held"].tobytes() if "held" in arrays else b""
+            return Answered(Departure(**facts["departure"]), entry, arrays["report"].tobytes(), arrays["memory"].tobytes(), held)
         except (DamagedRun, KeyError, TypeError, ValueError) as error:
             raise self._unfit(f"{ANSWER} is damaged") from error
 

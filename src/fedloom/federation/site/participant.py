@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,20 @@ from fedloom.assemble.builder import build
 from fedloom.assemble.environment import usable_device
 from fedloom.core.client_site import ClientData, Examples
 from fedloom.core.errors import BadMessage, InvalidConfig, UnusableFormat
-from fedloom.core.messages import FINISH, Instruction
+from fedloom.core.messages import FINISH, Instruction, Report
 from fedloom.data.members import read_member
 from fedloom.data.readers import Pool
 from fedloom.data.splits import held_out
+from fedloom.engine.protection import Protection
 from fedloom.engine.store import Store
+from fedloom.engine.sums import sums_of
 from fedloom.engine.visit import ClientRecords, Visited, visit
 from fedloom.federation.agreement import Agreement, SiteSettings
 from fedloom.federation.site.answers import Answers
+from fedloom.federation.site.secret import in_private, own_secret
 from fedloom.federation.site.statement import Departure, statement
+from fedloom.federation.site.sums import Member
+from fedloom.federation.wire import sums
 from fedloom.federation.wire.messages import finite, from_bytes, to_bytes
 from fedloom.federation.wire.signatures import signed
 from fedloom.files import write_file
@@ -52,16 +58,25 @@ class Participant:
         built = build(settings, images, device)
         self.method = built.method
         self.data = own_data(self.settings, self.agreement, device)
-        self._records = ClientRecords(self.method, self.store, built.model_facts, lambda entry: self.store.append([entry]))
+        protection = Protection(settings.privacy, settings.participants, lambda report: secrets.token_bytes(32))  # nobody can know it
+        self._sums = sums_of(settings.privacy, self.method.uploads, settings.participants)
+        keep, facts = self.store.append, built.model_facts
+        self._records = ClientRecords(self.method, self.store, facts, lambda entry: keep([entry]), protection=protection, sums=self._sums)
+        if self._sums:
+            own = self.settings.name, self.key, self.agreement.digest, self.agreement.fingerprints
+            self._member = Member(*own, self._sums, self.store.folder)
         self._final = False
         self.answers = Answers(self.store, self.agreement.digest, self.settings.name)
         self.answers.check()
+        self._secret = own_secret(self.store.folder) if self.settings.secret else ""
         self.done = any(entry.final for entry in self.store.read_ledger())  # all that is left is to settle
 
     def answer(self, data: bytes) -> bytes:
         """The signed report to an instruction, or a refusal that says why. The same instruction again gets the same report again."""
         instruction = from_bytes(Instruction, data, self.settings.message_mb << 20, self.agreement.digest)
         asked, last = hashlib.sha256(data).hexdigest(), self.answers.last
+        if instruction.action in sums.ACTIONS:
+            return signed(self._part_of_sum(instruction, asked), data, self.key)
         again = last is not None and last.departure.instruction == asked
         if not again:
             self._check(instruction, asked)
@@ -78,11 +93,30 @@ class Participant:
     def _compute(self, instruction: Instruction, asked: str) -> None:
         self.answers.check_memory()
         self.answers.begin(instruction.round, asked)
-        visited = visit(self.method, instruction, self.data, *self._records.before(instruction))
+        own = in_private(instruction, self._secret) if self._secret else instruction
+        visited = visit(self.method, own, self.data, *self._records.before(instruction))
         report, entry = self._records.released(instruction, visited)
+        held = b""
+        if self._sums and report.arrays:  # it stays here; sums are made of it
+            held, report = to_bytes(report, self.agreement.digest), Report(report.client, report.round)
         plain = to_bytes(report, self.agreement.digest)
         departure = Departure.of(report, instruction, hashlib.sha256(plain).hexdigest(), asked)
-        self.answers.keep(departure, entry, plain, self.store.packed_memory(instruction.client, visited.answer.memory))
+        self.answers.keep(departure, entry, plain, self.store.packed_memory(instruction.client, visited.answer.memory), held)
+
+    def _part_of_sum(self, instruction: Instruction, asked: str) -> bytes:
+        """Of the round that was answered last, and of no other."""
+        name, last = self.settings.name, self.answers.last
+        if not self._sums:
+            raise BadMessage("Secure sums were not agreed on", client=name)
+        if instruction.client != name:
+            raise BadMessage(f"It is for {instruction.client}, and this is {name}", client=name)
+        if last is None or not last.held or last.departure.round != instruction.round:
+            raise BadMessage(f"This site has nothing for a sum of round {instruction.round + 1}", client=name)
+        held = from_bytes(Report, last.held, len(last.held), self.agreement.digest)
+        report = self._member.answer(instruction, held)
+        plain = to_bytes(report, self.agreement.digest)
+        self.answers.note(Departure.of(report, instruction, hashlib.sha256(plain).hexdigest(), asked))
+        return plain
 
     def keep(self, state: Any, visited: Visited) -> None:
         """What a newcomer found; nothing leaves."""
@@ -121,7 +155,8 @@ class Participant:
                 self.say(f"The personal model is not exported to ONNX: {error}")
         final = [entry for entry in self.store.read_ledger() if entry.final][-1]
         answers = self.answers
-        text = statement(self.agreement.members.name, name, self.method.uploads, answers.departures(), answers.refused())
+        uploads = sums.UPLOADS if self._sums else self.method.uploads
+        text = statement(self.agreement.members.name, name, uploads, answers.departures(), answers.refused())
         write_file(folder / "statement.txt", text.encode())
         result = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}
         self.store.write_text("result.json", json.dumps(result, indent=2) + "\n")

@@ -16,6 +16,7 @@ import numpy as np
 from fedloom.core.boundary import Manifest
 from fedloom.core.errors import BadMessage, BadReport, one_line
 from fedloom.core.messages import FINISH, TRAIN, Array, Arrays, Fact, Instruction, Report
+from fedloom.federation.wire import sums
 from fedloom.files import packed, unpacked
 
 Message = TypeVar("Message", Instruction, Report)
@@ -49,8 +50,8 @@ def from_bytes(kind: type[Message], data: bytes, most: int, federation: str = ""
     for field, value in own.items():
         if type(value) is not KINDS[field] or (isinstance(value, int) and value < 0):
             raise BadMessage(f"The {what}'s {field} is {value!r}")
-    if kind is Instruction and own["action"] not in (TRAIN, FINISH):
-        raise BadMessage(f"The instruction asks for {own['action']!r}, which is neither {TRAIN} nor {FINISH}")
+    if kind is Instruction and own["action"] not in (TRAIN, FINISH, *sums.ACTIONS):
+        raise BadMessage(f"The instruction asks for {own['action']!r}, which is neither {TRAIN} nor {FINISH}, nor a part of a sum")
     groups = _groups(what, arrays, facts.get("groups"))
     return kind(**own, arrays=groups, facts=_facts(what, facts.get("facts")))  # type: ignore[arg-type]
 

@@ -17,25 +17,59 @@ LENGTH = 2  # bytes in front that say how long the signature is
 
 
 def signed(report: bytes, instruction: bytes, key: Any) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    signature: bytes = key.sign(_what(report, instruction), ec.ECDSA(_sha256()))
+    signature = sign(_what(report, instruction), key)
     return len(signature).to_bytes(LENGTH, "big") + signature + report
 
 
 def opened(data: bytes, instruction: bytes, public: Any, site: str) -> bytes:
     """The report inside, if this site signed it for this instruction."""
+    end = LENGTH + int.from_bytes(data[:LENGTH], "big")
+    signature, report = data[LENGTH:end], data[end:]
+    if not _fits(signature, _what(report, instruction), public):
+        what = "The report is damaged, is not an answer to this round's instruction, or was not signed with the site's key"
+        raise BadMessage(what, client=site)
+    return report
+
+
+def sign(data: bytes, key: Any) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return bytes(key.sign(data, ec.ECDSA(_sha256())))
+
+
+def verified(signature: bytes, data: bytes, public: bytes) -> bool:
+    """Whether this was signed with the private half of a key; public: as ``der`` writes it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    try:
+        key = load_der_public_key(public)
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+    return isinstance(key, ec.EllipticCurvePublicKey) and _fits(signature, data, key)
+
+
+def der(public: Any) -> bytes:
+    """A public key as bytes that are the same everywhere; their SHA-256 is its fingerprint."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return bytes(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+
+
+def fingerprint(public: Any) -> str:
+    return hashlib.sha256(der(public)).hexdigest()
+
+
+def _fits(signature: bytes, data: bytes, public: Any) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    end = LENGTH + int.from_bytes(data[:LENGTH], "big")
-    signature, report = data[LENGTH:end], data[end:]
     try:
-        public.verify(signature, _what(report, instruction), ec.ECDSA(_sha256()))
+        public.verify(signature, data, ec.ECDSA(_sha256()))
     except InvalidSignature:
-        what = "The report is damaged, is not an answer to this round's instruction, or was not signed with the site's key"
-        raise BadMessage(what, client=site) from None
-    return report
+        return False
+    return True
 
 
 def _what(report: bytes, instruction: bytes) -> bytes:

@@ -16,6 +16,8 @@ MEANINGS = {
     "surrogate": "fitting and asking the surrogate",
     "train": "training",
     "finetune": "fine-tuning the personal model",
+    "mix": "learning how much to take of the shared network",
+    "neighbours": "storing examples and choosing how much they count",
     "rejoin": "training it once more, on validation images too",
     "test": "measuring for this report",
 }

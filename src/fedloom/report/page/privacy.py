@@ -7,7 +7,7 @@ from fedloom.report.figure import Numbers
 from fedloom.report.page.blocks import missing, numbers_table
 from fedloom.report.page.html import Html, tag, ticked
 from fedloom.report.view import RunView
-from fedloom.report.words import byte_count, plain
+from fedloom.report.words import byte_count, plain, privacy_words
 
 REVEALS = (
     "Fedloom checks and counts what leaves; it does not hide what a field reveals. A server that sees an update can draw conclusions about "
@@ -36,6 +36,8 @@ def privacy_blocks(run: RunView) -> list[Html]:
     if run.course.late:
         sums += f" {run.course.late:,} came after the deadline and were not used."
     blocks.append(tag("p", sums))
+    if words := privacy_words(run.privacy):
+        blocks.append(tag("p", f"{words}."))
     blocks.append(tag("p", ticked(REVEALS if names else "This method shows the server nothing of a client's data.")))
     return blocks
 

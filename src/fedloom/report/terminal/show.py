@@ -12,6 +12,7 @@ from rich.text import Text
 from fedloom.core.result import LedgerEntry, mean_and_std
 from fedloom.report.anchor import anchor_line
 from fedloom.report.terminal.sparks import bar, spark_line
+from fedloom.report.words import privacy_words
 from fedloom.spaces.base import BlockDiagram, CellGraph, Drawing
 
 WIDTH = 24  # characters of the widest block
@@ -43,6 +44,8 @@ def run_view(card: Mapping[str, Any], entries: Sequence[LedgerEntry]) -> Iterato
     yield stages
     left = ", ".join(card["uploads"]) or "nothing"
     yield Text(f"What left the clients: {left}; {cost['bytes_up'] / 1e6:,.1f} MB up, {cost['bytes_down'] / 1e6:,.1f} MB down")
+    if words := privacy_words(card.get("privacy", {})):
+        yield Text(words)
 
 
 def _clients(clients: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedloom.core.architecture import Architecture
 from fedloom.core.result import RunResult, mean_and_std
 from fedloom.report.anchor import anchor_line
+from fedloom.report.words import privacy_words
 from fedloom.supernets.base import Supernet
 
 SHOWN_CLIENTS = 12
@@ -38,18 +39,18 @@ def client_table(result: RunResult) -> Table:
 
 
 def summary(result: RunResult) -> str:
-    """How good, how personal, who left an anchor if there is one, at what cost; a line each."""
+    """How good, how personal, who left an anchor if there is one, how private with noise, at what cost; a line each."""
     mean, std = mean_and_std([client.test_accuracy for client in result.clients])
     ledger = result.ledger
     uploads = ", ".join(sorted(ledger.uploads)) or "nothing"
     kinds = len({client.architecture for client in result.clients})
-    anchor = anchor_line(ledger.final.values(), result.protocol)
+    more = [anchor_line(ledger.final.values(), result.protocol), privacy_words(result.privacy)]
     selected = " (selected on test data, as the papers did)" if result.protocol == "paper" else ""
     return (
         f"{result.method} on {result.dataset}: test accuracy {mean or 0:.2%} ± {std or 0:.2%} over {len(result.clients)} clients"
         f"{selected}\n"
         f"{kinds} different architecture{'s' * (kinds != 1)}; what left the clients: {uploads}\n"
-        f"{anchor}{chr(10) * bool(anchor)}"
+        f"{''.join(f'{line}{chr(10)}' for line in more if line)}"
         f"{result.seconds:.1f} s, {ledger.bytes_up / 1e6:.1f} MB up, {ledger.bytes_down / 1e6:.1f} MB down, "
         f"{ledger.trained_macs / 1e9:.3g} GMAC trained, {ledger.evaluated_architectures} architectures scored"
     )
