@@ -21,6 +21,11 @@ def pace(store: Store) -> list[Moment]:
     return moments
 
 
+def too_fast(store: Store) -> bool:
+    """Whether clients scored architectures of which the ledger does not say what they took, as in runs of earlier versions."""
+    return any(entry.evaluated_architectures and not entry.scored_macs for entry in store.read_ledger() if not entry.final)
+
+
 def reached(moments: Sequence[Moment], accuracy: float) -> Moment | None:
     """The first moment at which it is; chance alone may carry it there once."""
     return next((moment for moment in moments if moment.accuracy >= accuracy), None)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedloom.analyses.memory import memory_use
 from fedloom.analyses.pace import pace as pace_of
-from fedloom.analyses.pace import reached
+from fedloom.analyses.pace import reached, too_fast
 from fedloom.analyses.phases import Stage, beginnings
 from fedloom.analyses.phases import phases as phases_of
 from fedloom.analyses.policies import policy_likeness
@@ -42,6 +42,9 @@ def pace(
         row = [name, method, str(last.round), f"{last.seconds:.2f}", f"{last.accuracy:.2%}"]
         table.add_row(*row, *([_when(moments, reach)] if reach is not None else []))
     console.print(table)
+    for name, folder in zip(names, folders, strict=True):
+        if too_fast(Store(folder)):
+            say(f"{name} was made by a version that did not count the time of scoring: its seconds are too few to compare with others")
     target = out or folders[0] / "analyses"
     lines = {name: [100 * moment.accuracy for moment in moments] for name, (_, moments) in found.items()}
     places = {name: [moment.seconds for moment in moments] for name, (_, moments) in found.items()}

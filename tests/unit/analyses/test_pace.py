@@ -64,6 +64,17 @@ def test_the_command(runs: list[Path], fedloom_: Fedloom) -> None:
     assert fedloom_("analyse", "pace", runs[0]).code == 0 and (runs[0] / "analyses" / "pace.svg").exists()
 
 
+def test_a_run_whose_scoring_was_not_counted_is_named(runs: list[Path], fedloom_: Fedloom) -> None:
+    assert "did not count the time of scoring" not in fedloom_("analyse", "pace", *runs).out
+    ledger = runs[1] / "ledger.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for line in lines:
+        del line["scored_macs"]
+    ledger.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    told = fedloom_("analyse", "pace", *runs).out
+    assert "perfedrlnas was made by a version that did not count the time of scoring" in told and "fedavg was made" not in told
+
+
 def test_what_has_no_rounds_is_refused(runs: list[Path], tiny: Tiny, nobody: Watcher, fedloom_: Fedloom, tmp_path: Path) -> None:
     new_run(tiny("method=local"), tmp_path / "local", nobody)
     check_refused(fedloom_("analyse", "pace", tmp_path / "local"), InvalidConfig, "has no rounds to look at")
