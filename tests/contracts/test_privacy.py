@@ -1,4 +1,5 @@
-"""What never leaves a client of PerFedSDE-NAS: its architectures, scores, label counts, image features and population."""
+"""What never leaves a client: of any method what its manifest does not name, labels, their counts, and what the client remembers; of
+PerFedSDE-NAS also its architectures, scores, image features and population."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from fedloom.config import Settings
 from fedloom.core.boundary import release
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Answer
+from fedloom.methods.base import METHODS
 from fedloom.testing import Played
 from fedloom.training.scoring import Score, Scored, Scorer
 from support.perfedsde import ANCHORED, Secrets, overheard
@@ -104,6 +106,48 @@ def test_it_would_be_found(tiny: Callable[..., Settings]) -> None:
             hidden = np.frombuffer(b"\x01" + way + b"\x02", np.uint8)
             assert kind in found_in([replace(answer.report, arrays={"more": {"array": hidden}})], {kind: some})
     assert found_in([Report("client-000", 0, facts={"best": answer.diary.architecture})], kinds) == {"names"}
+
+
+# -- every method -------------------------------------------------------------------------------------------------
+
+SENT_AND_KEPT = {"scaffold", "fedala"}  # at first a control variate, and a classifier that began at zero, are what the update says
+
+
+def one_of_each(message: Message) -> dict[str, set[str]]:
+    """Every field of a message, with the names of its arrays."""
+    return {**{key: set(group) for key, group in message.arrays.items()}, **{key: set() for key in message.facts}}
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_reports_hold_what_the_manifest_names_and_nothing_private(method: str, tiny: Callable[..., Settings]) -> None:
+    """Two rounds, so that clients have memories, and the end: fields, their arrays, and every byte that leaves."""
+    with fake_generator():
+        played = Played(tiny(f"method={method}", "clients=2", "participants=2", "split.size=30"))
+        remembered: list[Any] = []
+        for _ in range(2):
+            if not played.method.finished(played.state):
+                remembered += [array for answer in played.round() for array in answer.memory.arrays.values()]
+        rounds = len(played.answers)
+        for name in played.federation.names:
+            assert played.farewell(name).report == Report(name, played.state.round)
+    manifest = played.method.uploads
+    for instruction, answer in zip(played.instructions[:rounds], played.answers[:rounds], strict=True):
+        said = one_of_each(answer.report)
+        assert set(said) == set(manifest)
+        for field, upload in manifest.items():
+            model = set(instruction.arrays[upload.like]) if upload.like else set()
+            assert said[field] == model or (upload.part and said[field] < model), field
+    labels = [played.federation.data_of(name).train.labels for name in played.federation.names]
+    kinds = {
+        "labels": [written(own) for own in labels],
+        "label counts": [written(np.bincount(own, minlength=10)) for own in labels],
+        "memories": [{array.tobytes()} for array in remembered if array.size > 2 and array.any() and method not in SENT_AND_KEPT],
+    }
+    everything = [answer.report for answer in played.answers]
+    assert found_in(everything, kinds) == set()
+    if rounds:
+        hidden = replace(everything[0], arrays={**everything[0].arrays, "more": {"labels": labels[0].numpy()}})
+        assert found_in([hidden], kinds) == {"labels"}  # it would be found
 
 
 # -- what a client finds last changes what it keeps, not what it sends ------------------------
