@@ -19,6 +19,7 @@ from fedloom.core.privacy import COVERAGE, EXAMPLES, UPDATE, PrivacySettings
 from fedloom.engine.base import Link
 from fedloom.maths.sums import Bits, FixedPoint, Words, counting, flat, kept, mean, mean_of_trained, shaped, trained
 
+WEIGHTS = "weights"  # the instruction's group of arrays that updates are of, all of them
 EVERYBODY = "all clients"  # whose report a sum is
 RULES = ("fedavg", "coverage", "coverage_equal")  # which need no more than sums
 
@@ -128,7 +129,8 @@ def check_secure(settings: PrivacySettings, name: str, uploads: Manifest, rule: 
     if not settings.secure or not uploads:
         return
     off = "or privacy.secure=false"
-    if not rule or set(uploads) - {UPDATE, COVERAGE, EXAMPLES}:
+    whole = UPDATE in uploads and uploads[UPDATE].like == WEIGHTS and not uploads[UPDATE].part
+    if not rule or not whole or set(uploads) - {UPDATE, COVERAGE, EXAMPLES}:
         what = f"The server of {name} needs every client's own report, and secure sums hide them"
         raise InvalidConfig(f"{what}. Choose a method that only averages, such as perfedsde or fedavg, {off}", key="privacy.secure")
     if rule not in RULES:

@@ -18,7 +18,7 @@ from fedloom.core.errors import BadReport
 from fedloom.core.messages import FINISH, Arrays, Instruction, Report, field_bytes, payload_bytes
 from fedloom.core.privacy import COVERAGE, UPDATE
 from fedloom.core.result import LedgerEntry
-from fedloom.engine.sums import Counted, Sums
+from fedloom.engine.sums import WEIGHTS, Counted, Sums
 from fedloom.federation.server.link import FlowerLink
 from fedloom.federation.wire.sums import KEYS, MASKED, OPEN, SHARED, SHARES, Card, Roll, digest_of
 from fedloom.files import read_arrays, write_arrays
@@ -27,7 +27,6 @@ from fedloom.maths.sums import Bits, Words
 
 JOURNAL = Path("state") / "sums.safetensors"
 SEALED = NONCE + 16  # bytes that a seal adds
-WEIGHTS = "weights"  # the instruction's group of arrays that updates are of
 
 
 class TooFew(Exception):
