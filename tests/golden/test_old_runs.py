@@ -109,7 +109,7 @@ def test_a_stopped_run_goes_on(name: str, nobody: Watcher, tmp_path: Path, monke
     assert result.finished and result.rounds == 2 and len(result.clients) == 2
     assert [round for _, round in heard] == [1, 1, 2, 2]  # the second round and the final participation, not the first round
     kept = [json.loads(line) for line in lines(folder)]
-    later = {"tier": 0, "simulated_seconds": 0.0, "late": False, "upload_bytes": {}, "scored_macs": 0}
+    later = {"tier": 0, "simulated_seconds": 0.0, "late": False, "upload_bytes": {}, "scored_macs": 0, "upload_shapes": {}}
     assert [{**json.loads(old), **later} for old in done] == kept[:2] and len(kept) == 6
     for client in result.clients:
         load_model(folder / "clients" / client.name / "model.safetensors")

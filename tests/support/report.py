@@ -79,6 +79,7 @@ def made_up_run(
             process_memory_mb=300.0,
             notes=last[number] if final else notes if method == "perfedsde" else {},
             upload_bytes=sent,
+            upload_shapes={name: "1 number" if name == "examples" else "250 values (float32) in 2 arrays" for name in sent},
         )
 
     entries = [entry(number, round, False) for round in range(rounds) for number in draw.permutation(clients)[:participants].tolist()]

@@ -51,6 +51,15 @@ def field_bytes(report: Report) -> dict[str, int]:
     return {**arrays, **{name: len(json.dumps({name: value}).encode()) for name, value in report.facts.items()}}
 
 
+def field_shapes(report: Report) -> dict[str, str]:
+    """How much each field of a report says, in words."""
+    arrays = {}
+    for name, group in report.arrays.items():
+        kinds = ", ".join(sorted({array.dtype.name for array in group.values()}))
+        arrays[name] = f"{sum(array.size for array in group.values()):,} values ({kinds}) in {len(group):,} arrays"
+    return {**arrays, **dict.fromkeys(report.facts, "1 number")}
+
+
 def frozen(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     """The same arrays, read-only: several clients share one message and none may change it for the others."""
     views = {name: array.view() for name, array in arrays.items()}

@@ -38,6 +38,7 @@ class LedgerEntry:
     late: bool = False  # its report came after the deadline and was not waited for
     upload_bytes: Mapping[str, int] = field(default_factory=dict)  # by field; together bytes_up
     scored_macs: int = 0
+    upload_shapes: Mapping[str, str] = field(default_factory=dict)  # by field, in words
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -77,9 +78,22 @@ _KINDS: dict[str, tuple[type, ...]] = {  # type of a field -> what JSON may give
     "tuple[str, ...]": (list,),
     "Mapping[str, float]": (dict,),
     "Mapping[str, int]": (dict,),
+    "Mapping[str, str]": (dict,),
 }
-_INSIDE: dict[str, tuple[type, ...]] = {"tuple[str, ...]": (str,), "Mapping[str, float]": (int, float), "Mapping[str, int]": (int,)}
-_LATER = ("tier", "simulated_seconds", "late", "upload_bytes", "scored_macs")  # which ledgers of earlier versions do not have
+_INSIDE: dict[str, tuple[type, ...]] = {
+    "tuple[str, ...]": (str,),
+    "Mapping[str, float]": (int, float),
+    "Mapping[str, int]": (int,),
+    "Mapping[str, str]": (str,),
+}
+_LATER = (
+    "tier",
+    "simulated_seconds",
+    "late",
+    "upload_bytes",
+    "scored_macs",
+    "upload_shapes",
+)  # which ledgers of earlier versions do not have
 
 
 @dataclass

@@ -101,10 +101,17 @@ class Sums:
 
     def bytes_of(self, report: Report) -> dict[str, int]:
         """What leaves a client in place of these fields; keys and shares, some kilobytes, come on top."""
+        return {name: count * word.itemsize for name, (count, word) in self._parts_of(report).items()}
+
+    def shapes_of(self, report: Report) -> dict[str, str]:
+        """The same in words."""
+        return {name: f"{count:,} masked numbers ({word.name})" for name, (count, word) in self._parts_of(report).items()}
+
+    def _parts_of(self, report: Report) -> dict[str, tuple[int, np.dtype[np.unsignedinteger]]]:
         if UPDATE not in report.arrays:
             return {}
         entries = sum(array.size for array in report.arrays[UPDATE].values())
-        return {name: count * word.itemsize for name in self.labels for count, word in [self.words(entries, name == COVERAGE)]}
+        return {name: self.words(entries, name == COVERAGE) for name in self.labels}
 
 
 class SummedLink:

@@ -11,7 +11,7 @@ from fedloom.core.boundary import release
 from fedloom.core.client_site import ClientData, ClientMemory, ClientSite, Stopwatch
 from fedloom.core.errors import ClientFailed, FedloomError
 from fedloom.core.hardware import Hardware
-from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, payload_bytes
+from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, field_shapes, payload_bytes
 from fedloom.core.method import Answer, Method
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.protection import Protection
@@ -91,9 +91,10 @@ class ClientRecords:
         if answer.model is not None:
             self._store.save_model(name, answer.model, self._description)
         diary, final, down = answer.diary, instruction.action == FINISH, payload_bytes(instruction)
-        hardware, fields = self._hardware.get(name, Hardware()), field_bytes(released.report)
+        hardware = self._hardware.get(name, Hardware())
+        fields, shapes = field_bytes(released.report), field_shapes(released.report)
         if self._sums:
-            fields = self._sums.bytes_of(released.report)
+            fields, shapes = self._sums.bytes_of(released.report), self._sums.shapes_of(released.report)
             released = replace(released, bytes=sum(fields.values()))
         seconds = hardware.seconds(diary.trained_macs, down + released.bytes, diary.scored_macs)
         late = not final and 0 < self._deadline < seconds
@@ -118,5 +119,6 @@ class ClientRecords:
             late=late,
             upload_bytes=fields,
             scored_macs=diary.scored_macs,
+            upload_shapes=shapes,
         )
         return released.report, entry

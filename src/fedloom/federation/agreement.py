@@ -130,6 +130,10 @@ class SiteSettings:
     )
     onnx: bool = setting(True, "export the personal model to ONNX at the end, which takes some seconds")
 
+    def own_folder(self, federation: str) -> Path:
+        """Where all that this site keeps of a federation lies."""
+        return Path(self.folder) / federation / self.name
+
 
 def read_agreement(path: Path) -> Agreement:
     table = config.read_tables(str(path), {})

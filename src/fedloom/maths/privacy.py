@@ -7,6 +7,7 @@ z C. Here every one of k participants adds N(0, z^2 C^2 / k), so that nobody eve
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Array, Arrays
 
 UNIT = 2.0**-53  # of 53 bits, as many as a double holds
+LARGEST = math.sqrt(-2 * math.log(UNIT))  # number that ``gaussian`` can draw
 
 
 def length(update: Arrays) -> float:

@@ -58,6 +58,7 @@ def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
         settings=flat_settings(folder),
         environment=result.get("environment", {}),
         privacy=result.get("privacy", {}),
+        protection=settings.privacy,
         defaults={key: (tomllib.loads(f"value = {default}")["value"], meaning) for key, default, meaning in config.explain()},
         manifest=reopened.method.uploads if reopened else _manifest_without_data(settings.method),
         space=space,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedloom.core.boundary import Manifest
+from fedloom.core.privacy import PrivacySettings
 from fedloom.core.progress import Progress
 from fedloom.core.result import ClientResult, Ledger, LedgerEntry, mean_and_std
 from fedloom.spaces.base import SearchSpace
@@ -29,6 +30,9 @@ class Course:
     rounds_of: dict[str, int] = field(default_factory=dict)  # client -> rounds it took part in
     bytes_of: dict[str, int] = field(default_factory=dict)  # client -> bytes both ways
     up_by_field: dict[str, int] = field(default_factory=dict)
+    up_by_round: dict[int, dict[str, int]] = field(default_factory=dict)  # round -> bytes by field
+    senders: dict[int, int] = field(default_factory=dict)  # round -> clients that sent something
+    shapes: dict[str, list[str]] = field(default_factory=dict)  # field -> the different ones, in the order in which they came
     unnamed_up: int = 0  # bytes whose fields an earlier version did not write down
     reports: int = 0  # participations that sent something
     participations: int = 0  # all but the final ones
@@ -48,8 +52,15 @@ class Course:
         self.bytes_of[entry.client] = self.bytes_of.get(entry.client, 0) + entry.bytes_up + entry.bytes_down
         for name, size in entry.upload_bytes.items():
             self.up_by_field[name] = self.up_by_field.get(name, 0) + size
+            own = self.up_by_round.setdefault(entry.round, {})
+            own[name] = own.get(name, 0) + size
+        for name, shape in entry.upload_shapes.items():
+            if shape not in self.shapes.setdefault(name, []):
+                self.shapes[name].append(shape)
         self.unnamed_up += entry.bytes_up - sum(entry.upload_bytes.values())
         self.reports += entry.bytes_up > 0
+        if entry.bytes_up:
+            self.senders[entry.round] = self.senders.get(entry.round, 0) + 1
         self.tiers.add(entry.tier)
         if entry.final:
             return
@@ -112,6 +123,7 @@ class RunView:
     environment: Mapping[str, Any]
     defaults: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # key -> default, meaning
     privacy: Mapping[str, Any] = field(default_factory=dict)  # of result.json
+    protection: PrivacySettings = field(default_factory=PrivacySettings)
     manifest: Manifest | None = None
     space: SearchSpace | None = None
     holdings: Holdings | None = None

@@ -89,10 +89,11 @@ def privacy_words(privacy: Mapping[str, Any]) -> str:
     if not privacy:
         return ""
     server, others = (f"{privacy['epsilon'][reader]:.3g}" for reader in ("server", "others"))
+    alike = privacy["epsilon"]["server"] == privacy["epsilon"]["others"]
+    more = "the server among them" if alike else f"and {server} against the server, which reads single updates"
     return (
         f"Differential privacy of a client, with delta = {privacy['delta']:g}: epsilon = {others} against whoever sees the weights of all "
-        f"rounds, {server} against the server, which reads single updates (updates at most {privacy['clip']:g} long, noise "
-        f"{privacy['noise']:g} times that in a round's sum)"
+        f"rounds, {more} (updates at most {privacy['clip']:g} long, noise {privacy['noise']:g} times that in a round's sum)"
     )
 
 

@@ -95,7 +95,7 @@ def test_a_line_with_a_value_of_another_type_is_refused(name: str, value: object
         LedgerEntry.from_json(json.dumps({**json.loads(ENTRY.to_json()), name: value}))
 
 
-LATER = ("tier", "simulated_seconds", "late", "upload_bytes", "scored_macs")
+LATER = ("tier", "simulated_seconds", "late", "upload_bytes", "scored_macs", "upload_shapes")
 
 
 @pytest.mark.parametrize("name", [name for name in json.loads(ENTRY.to_json()) if name not in LATER])

@@ -20,6 +20,8 @@ from fedloom.core.messages import Report
 from fedloom.core.privacy import Departures, PrivacySettings
 from fedloom.engine.protection import Account, Protection, simulated
 from fedloom.engine.run import Watcher
+from fedloom.engine.store import Store
+from fedloom.files import read_arrays
 from fedloom.maths.privacy import length
 from fedloom.methods.base import AveragingMethod
 from fedloom.report.words import privacy_words
@@ -69,6 +71,14 @@ def test_a_late_update_has_left_but_is_in_no_sum() -> None:
     assert after["server"] > before["server"] and after["others"] == before["others"]
 
 
+def test_with_secure_sums_the_server_reads_no_more_than_others() -> None:
+    plain, secure = (Account(PrivacySettings(clip=1.0, noise=2.0, secure=own), 5) for own in (False, True))
+    assert plain.spent(departures(ROUNDS))["epsilon"]["server"] > plain.spent(departures(ROUNDS))["epsilon"]["others"]
+    same = secure.spent(departures(ROUNDS))
+    assert same["epsilon"]["server"] == same["epsilon"]["others"] == plain.spent(departures(ROUNDS))["epsilon"]["others"]
+    assert secure.at_site(10)["epsilon"] == same["epsilon"] and "the server among them" in privacy_words(same)
+
+
 def test_without_reports_nothing_is_lost_and_without_noise_nothing_is_claimed() -> None:
     assert Account(PrivacySettings(clip=1.0, noise=2.0), 2).spent(Departures())["epsilon"] == {"server": 0.0, "others": 0.0}
     assert Account(PrivacySettings(clip=1.0), 2).spent(departures(["ab"])) == {}
@@ -83,6 +93,18 @@ def test_shares_of_all_participants_add_up_to_the_noise_of_the_sum() -> None:
     assert np.std(alone) == pytest.approx(3.0, rel=0.02) and np.std(together) == pytest.approx(6.0, rel=0.02)
     later = protection.of(Report("a", 1, {"update": nothing}, {"examples": 17})).arrays["update"]["w"]
     assert abs(np.corrcoef(alone, later)[0, 1]) < 0.05  # other noise in every round: the same would cancel out
+
+
+def test_noise_and_secure_sums_go_together(tiny: Callable[..., Settings], nobody: Watcher, tmp_path: Path) -> None:
+    secure = ("privacy.secure=true", "privacy.least=2", "privacy.noise=2")
+    new_run(tiny(*PRIVATE, *secure), tmp_path / "secure", nobody)
+    new_run(tiny(*PRIVATE, "privacy.noise=2"), tmp_path / "plain", nobody)
+    state, plain = (read_arrays(tmp_path / name / "state" / "server.safetensors")[0] for name in ("secure", "plain"))
+    assert max(float(np.abs(state[name] - plain[name]).max()) for name in plain if name.startswith("weights/")) < 1e-4
+    spent = json.loads((tmp_path / "secure" / "result.json").read_text())["privacy"]["epsilon"]
+    assert spent["server"] == spent["others"]
+    entry = next(iter(Store(tmp_path / "secure").read_ledger()))
+    assert list(entry.upload_shapes) == ["update"] and "masked numbers (uint32)" in entry.upload_shapes["update"]
 
 
 PRIVATE = ("method=perfedsde", "perfedsde.averaging=fedavg", "privacy.clip=0.01")
@@ -133,6 +155,7 @@ def test_a_run_with_noise_says_what_it_protects(tiny: Callable[..., Settings], n
         (["method=fedavg", "privacy.noise=1"], "multiples of privacy.clip, which is 0"),
         (["method=perfedsde", "privacy.noise=1", "privacy.clip=1"], "also sends coverage. Set perfedsde.averaging=fedavg"),
         (["method=perfedrlnas", "privacy.noise=1", "privacy.clip=1"], "also sends accuracy, seconds. Choose another method"),
+        (["method=fedavg", "privacy.secure=true", "privacy.noise=20", "privacy.clip=1", "privacy.least=2"], "Set privacy.range="),
         (["method=fedavg", "fedavg.averaging=median", "privacy.noise=1", "privacy.clip=1"], "the server of fedavg computes something else"),
     ],
 )

@@ -149,3 +149,11 @@ def test_a_farewell_does_not_wait_for_ever() -> None:
     say_farewell(federation.method, federation.link, federation.method.start(0), set(), lambda: None)
     assert federation.said == ["the farewell ends without b, c, liar: not connected"]
     assert [entry.client for entry in federation.ledger] == ["a"]
+
+
+def test_the_server_writes_down_what_each_report_held() -> None:
+    federation = Federation(dict.fromkeys(NAMES, honest), method=Toy(1))
+    federation.run()
+    for entry in federation.ledger:
+        assert entry.upload_shapes == {"update": "10 values (float32) in 2 arrays", "examples": "1 number"}
+        assert entry.upload_bytes["update"] == 40 and sum(entry.upload_bytes.values()) == entry.bytes_up

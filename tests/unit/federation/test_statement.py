@@ -11,7 +11,8 @@ import pytest
 from fedloom.core.boundary import Upload
 from fedloom.core.errors import DamagedRun
 from fedloom.core.messages import FINISH, TRAIN, Instruction, Report, payload_bytes
-from fedloom.federation.site.statement import Departure, _ranges, mend, read_log, statement
+from fedloom.core.words import ranges
+from fedloom.federation.site.statement import Departure, mend, read_log, statement
 
 UPLOADS = {"update": Upload("what training changed", like="weights"), "examples": Upload("how many", low=1)}
 
@@ -52,9 +53,9 @@ def test_a_log_that_was_changed(tmp_path: Path, content: str) -> None:
         read_log(tmp_path / "left.jsonl", "digits north")
 
 
-def test_ranges() -> None:
+def testranges() -> None:
     for numbers, text in (([], "none"), ([1], "1"), ([1, 2, 3], "1-3"), ([1, 3, 4, 9], "1, 3-4, 9")):
-        assert _ranges(numbers) == text
+        assert ranges(numbers) == text
 
 
 def test_only_a_torn_line_is_mended(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from fedloom.core.boundary import Manifest, release
 from fedloom.core.errors import BadMessage, BadReport, ClientFailed, FedloomError, one_line, printable
-from fedloom.core.messages import FINISH, Instruction, Report, payload_bytes
+from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, field_shapes, payload_bytes
 from fedloom.core.result import LedgerEntry
 from fedloom.federation.agreement import RoundSettings
 from fedloom.federation.server.superlink import Reply
@@ -251,6 +251,8 @@ class FlowerLink:
             evaluated_architectures=0,
             peak_memory_mb=0.0,
             process_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+            upload_bytes=field_bytes(report),
+            upload_shapes=field_shapes(report),
         )
         self._record(entry)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import BadReport
-from fedloom.core.messages import FINISH, Arrays, Instruction, Report, field_bytes, payload_bytes
+from fedloom.core.messages import FINISH, Arrays, Instruction, Report, field_bytes, field_shapes, payload_bytes
 from fedloom.core.privacy import COVERAGE, UPDATE
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.sums import WEIGHTS, Counted, Sums
@@ -243,6 +243,7 @@ class SecureLink:
             bytes_down=entry.bytes_down + payload_bytes(instruction),
             uploads=tuple(sorted(sent)),
             upload_bytes=sent,
+            upload_shapes={**entry.upload_shapes, **field_shapes(report)},
             seconds={**entry.seconds, "sums": entry.seconds.get("sums", 0.0) + seconds},
         )
 

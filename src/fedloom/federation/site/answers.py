@@ -17,7 +17,7 @@ import numpy as np
 from fedloom.core.errors import DamagedRun, printable
 from fedloom.core.result import LedgerEntry
 from fedloom.engine.store import Store
-from fedloom.federation.site.statement import CURE, LOG, Departure, mend, now, read_log
+from fedloom.federation.site.statement import CURE, LOG, Departure, mend, now, owner_of, read_log
 from fedloom.federation.wire import sums
 from fedloom.files import append_lines, read_arrays, write_arrays, write_file
 
@@ -42,7 +42,7 @@ class Answered:
 class Answers:
     def __init__(self, store: Store, federation: str, site: str) -> None:
         """federation: its digest."""
-        self._store, self._site, self._owner = store, site, f"{federation} {site}\n"
+        self._store, self._site, self._owner = store, site, owner_of(federation, site)
         self._log, self._answer = store.folder / LOG, store.folder / ANSWER
         # Beside the folder, so that it notices when the folder is lost or put back as a whole. No site's name begins with a dot.
         self._newest = store.folder.with_name(f".{store.folder.name}.newest.json")

@@ -66,7 +66,7 @@ def attend(settings: SiteSettings, say: Say) -> Path:
 @contextmanager
 def _own_folder(settings: SiteSettings, agreement: Agreement) -> Iterator[Store]:
     """Where all that this site keeps of the federation lies, for this process and this user alone."""
-    store = Store(Path(settings.folder) / agreement.members.name / settings.name)
+    store = Store(settings.own_folder(agreement.members.name))
     with private(store.folder):
         store.claim()
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from fedloom.core.boundary import Manifest
 from fedloom.core.errors import DamagedRun
 from fedloom.core.messages import Instruction, Report, field_bytes, payload_bytes
+from fedloom.core.words import ranges
 from fedloom.files import write_file
 
 LOG = "left.jsonl"
@@ -58,9 +59,14 @@ def mend(log: Path) -> None:
         write_file(log, whole + end)
 
 
+def owner_of(federation: str, site: str) -> str:
+    """What every digest of a site's log begins with, so that another's log does not fit. federation: its digest."""
+    return f"{federation} {site}\n"
+
+
 def read_log(log: Path, owner: str) -> tuple[list[Departure], list[str]]:
     """All lines, each checked against those before it, and the digest of the log before the first and after each of them.
-    owner: the federation's digest and the site's name, which every digest begins with, so that another's log does not fit."""
+    owner: by ``owner_of``."""
     departures: list[Departure] = []
     so_far = hashlib.sha256(owner.encode())
     digests = [so_far.hexdigest()]
@@ -81,10 +87,10 @@ def read_log(log: Path, owner: str) -> tuple[list[Departure], list[str]]:
 def statement(federation: str, site: str, uploads: Manifest, left: Sequence[Departure], refused: Mapping[str, int]) -> str:
     """In words, for whoever answers for the site's data. refused: why instructions were, and how often."""
     total = sum(line.bytes for line in left)
-    rounds = sorted({line.round + 1 for line in left if line.fields})
+    rounds = {line.round + 1 for line in left if line.fields}
     text = [f"What left {site} in the federation {federation}", ""]
     if left:
-        text.append(f"{len(left)} reports with {total:,} bytes of content left this site, in {len(rounds)} rounds ({_ranges(rounds)}).")
+        text.append(f"{len(left)} reports with {total:,} bytes of content left this site, in {len(rounds)} rounds ({ranges(rounds)}).")
         if again := len(left) - len({line.sha256 for line in left}):
             text.append(f"{again} of them had left before: the server asked again, and was sent the same bytes again.")
         for name, upload in uploads.items():
@@ -98,14 +104,3 @@ def statement(federation: str, site: str, uploads: Manifest, left: Sequence[Depa
         text += ["", f"{sum(refused.values())} instructions of the server were refused, with no report:"]
         text += [f"  {times} times: {why}" for why, times in refused.items()]
     return "\n".join([*text, *(["", *STAYED] if left else [])]) + "\n"
-
-
-def _ranges(numbers: list[int]) -> str:
-    """1-3, 5"""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts) or "none"

@@ -141,9 +141,9 @@ def _cost(run: RunView) -> Section:
 
 def _privacy(run: RunView) -> Section:
     figure = bytes_by_field(run)
-    table, *words = privacy_blocks(run)
+    table, words = privacy_blocks(run)
     lead = "The method declares every field that a report may carry. One function checks every report; nothing else can leave a client."
-    return Section("privacy", "What left the building?", lead, lambda: [table, beside(joined(*words), figure_block(figure))], [figure])
+    return Section("privacy", "What left the building?", lead, lambda: [table, beside(words, figure_block(figure))], [figure])
 
 
 def _made(run: RunView) -> Section:

@@ -1,0 +1,54 @@
+"""What a site knows of what left it, for `fedloom audit`: its log, its ledger and what was agreed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedloom.assemble.builder import build
+from fedloom.core.boundary import Manifest
+from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.privacy import UPDATE, PrivacySettings
+from fedloom.core.result import LedgerEntry
+from fedloom.engine.protection import Account
+from fedloom.engine.store import Store
+from fedloom.federation.agreement import SiteSettings, read_agreement
+from fedloom.federation.site.statement import LOG, owner_of, read_log
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a site knows of what left it."""
+
+    site: str
+    federation: str
+    uploads: Manifest
+    privacy: PrivacySettings
+    spent: Mapping[str, Any]  # epsilon and delta
+    entries: Sequence[LedgerEntry]
+    remarks: Sequence[str]
+
+
+def own_record(settings: SiteSettings) -> Record:
+    """Read, not changed. Refuses a log whose lines do not follow from each other."""
+    agreement = read_agreement(Path(settings.federation))
+    run, name, store = agreement.settings, settings.name, Store(settings.own_folder(agreement.members.name))
+    left, _ = read_log(store.folder / LOG, owner_of(agreement.digest, name))
+    if not left:
+        raise DamagedRun(
+            f"{store.folder} has no {LOG}: this site has not taken part yet, or its folder is elsewhere", path=str(store.folder)
+        )
+    entries = list(store.read_ledger())
+    remarks = [f"{store.folder / LOG} is whole: each of its {len(left)} lines follows from those before it"]
+    if again := len(left) - len({line.sha256 for line in left}):
+        remarks.append(f"{again} reports left again: the server asked again, and was sent the same bytes")
+    try:
+        spent = Account(run.privacy, run.participants).at_site(sum(UPDATE in entry.uploads for entry in entries))
+    except InvalidConfig as error:  # a site takes part without an accountant
+        spent, remarks = {}, [*remarks, str(error)]
+    method = build(run, agreement.images(), torch.device("cpu")).method
+    return Record(name, agreement.members.name, method.uploads, run.privacy, spent, entries, remarks)

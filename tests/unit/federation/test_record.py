@@ -1,0 +1,58 @@
+"""`fedloom audit SITE.toml`: what a site knows of what left it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedloom.core.errors import DamagedRun
+from fedloom.engine.protection import Account
+from fedloom.report.words import privacy_words
+from support.checks import Fedloom, check_refused, everything
+from support.federation import SITE
+from support.site import at, write_agreement
+
+
+@pytest.fixture(scope="module")
+def agreed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = write_agreement(tmp_path_factory.mktemp("agreed"), "fedavg")
+    file = place / "federation.toml"
+    file.write_text(file.read_text() + "[privacy]\nclip = 0.01\nnoise = 5\n")
+    (place / "north.toml").write_text(SITE.format(name="north", port=1, onnx="false"))
+    with at(place, place / "at-north" / "digits" / "north") as north:
+        north.participant.answer(north.data(0))
+        north.participant.answer(north.data(0))  # once more
+        north.participant.answer(north.data(1))
+    return place
+
+
+def test_what_left_a_site(agreed: Path, fedloom_: Fedloom) -> None:
+    before = everything(agreed)
+    outcome = fedloom_("audit", agreed / "north.toml", "--rounds")
+    assert outcome.code == 0 and everything(agreed) == before
+    said = " ".join(outcome.out.split())
+    assert said.startswith("What left north in the federation digits") and "rounds 1-2" in said
+    assert "privacy.clip=0.01, privacy.noise=5" in said and "privacy.noise: all send 1" in said
+    assert "left.jsonl is whole: each of its 3 lines follows" in said and "1 reports left again" in said
+    with at(agreed, agreed / "elsewhere") as place:
+        run = place.agreement.settings
+    spent = Account(run.privacy, run.participants).at_site(2)
+    assert " ".join(privacy_words(spent).split()) in said
+    assert spent["epsilon"]["server"] > spent["epsilon"]["others"] > 0
+
+
+def test_a_log_that_was_changed_is_refused(agreed: Path, fedloom_: Fedloom) -> None:
+    log = agreed / "at-north" / "digits" / "north" / "left.jsonl"
+    whole = log.read_text()
+    log.write_text("".join(whole.splitlines(keepends=True)[1:]))
+    try:
+        check_refused(fedloom_("audit", agreed / "north.toml"), DamagedRun, "does not follow from the lines before it")
+    finally:
+        log.write_text(whole)
+
+
+def test_a_site_that_has_not_taken_part(agreed: Path, fedloom_: Fedloom) -> None:
+    file = agreed / "east.toml"
+    file.write_text(SITE.format(name="east", port=1, onnx="false"))
+    check_refused(fedloom_("audit", file), DamagedRun, "has not taken part yet")
