@@ -48,6 +48,7 @@ class Tools:
     start: Weights = field(default_factory=dict)  # what takes the place of random initial weights, by name
     server: ServerImages | None = None
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
+    tiers: int = 1  # of hardware
     _sent: dict[str, tuple[Arrays, Weights]] = field(default_factory=dict, repr=False, compare=False)  # the last arrays, on the device
 
     @cached_property
