@@ -27,6 +27,8 @@ NAVIGATION = {
         "methods/perfedrlnas",
         "methods/spider",
         "methods/hapfnas",
+        "methods/fedrlnas",
+        "methods/heterofl",
         "methods/fedavg",
         "methods/fedprox",
         "methods/fedrep",

@@ -29,11 +29,12 @@ OVERRIDES = (
 )
 COLUMNS = ("client", "round", "final", "bytes_down", "bytes_up", "uploads", "evaluated_architectures", "trained_macs", "architecture")
 FACTS = ("schema", "method", "space", "dataset", "protocol", "seed", "rounds", "finished", "uploads")
-FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; PerFedRLNAS and HAPFNAS send as many bytes as a subnet has
+FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; some send as many bytes as a subnet has
     "perfedsde": {"trained_macs", "architecture"},
     "spider": {"trained_macs", "architecture"},
     "perfedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
     "hapfnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
+    "fedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
 }
 
 

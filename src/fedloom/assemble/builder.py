@@ -13,6 +13,7 @@ import torch
 import fedloom
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig
+from fedloom.core.hardware import tiers
 from fedloom.core.method import Method
 from fedloom.core.sharing import once
 from fedloom.data.readers import Dataset
@@ -78,6 +79,7 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
         protocol=settings.protocol,
         device=device,
         averaging=settings.averaging,
+        tiers=len(tiers(settings.hardware)),
         server=server_images(settings.split, dataset, settings.seed, device),
     )
 

@@ -45,10 +45,15 @@ def fitting(space: SearchSpace, chosen: policy.Genes) -> Architecture:
 @np.errstate(over="ignore", invalid="ignore")  # whoever asks looks whether it is finite
 def moved(space: SearchSpace, known: Policy, architecture: Architecture, reward: float, step: int, rate: float) -> Policy:
     """One step of policy gradient ascent (Eq. 7); a gene without effect in the architecture is not moved."""
-    gradient = reward * policy.log_gradient(known[0], space.sizes, np.array(architecture.choices))
-    gradient[~space.active(architecture.choices)] = 0.0
-    change, moments = policy.adam(known[1:], gradient, step, rate)
+    change, moments = policy.adam(known[1:], reward * gradient(space, known[0], architecture), step, rate)
     return np.concatenate([(known[0] + change)[None], moments])
+
+
+def gradient(space: SearchSpace, logits: policy.Table, architecture: Architecture) -> policy.Table:
+    """Of the log-probability of an architecture (Eq. 6); zero for genes that have no effect in it."""
+    found = policy.log_gradient(logits, space.sizes, np.array(architecture.choices))
+    found[~space.active(architecture.choices)] = 0.0
+    return found
 
 
 def tried_alone(

@@ -33,6 +33,7 @@ class Gene:
     labels: tuple[str, ...] = ()  # what the values mean, where they are only numbers of something
     stage: int = 0  # its stage or kind of cell, from 1; 0: before the stages, or all over the network
     place: int = 0  # its block or edge there, from 1; 0: the stage as a whole
+    channels: bool = False  # whether its values, in rising order, are widths: a narrow layer is the first channels of a wide one
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

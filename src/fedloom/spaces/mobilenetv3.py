@@ -67,7 +67,10 @@ class MobileNetV3(OutlinedSpace[Block]):
         places = [(stage, block) for stage in stages for block in range(1, BLOCKS + 1)]
         return (
             *(Gene(f"kernel of block {block} of stage {stage}", KERNELS, stage=stage, place=block) for stage, block in places),
-            *(Gene(f"expansion of block {block} of stage {stage}", EXPANSIONS, stage=stage, place=block) for stage, block in places),
+            *(
+                Gene(f"expansion of block {block} of stage {stage}", EXPANSIONS, stage=stage, place=block, channels=True)
+                for stage, block in places
+            ),
             *(Gene(f"depth of stage {stage}", DEPTHS, stage=stage) for stage in stages),
         )
 

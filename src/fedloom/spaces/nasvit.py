@@ -152,12 +152,12 @@ class NASViT(OutlinedSpace[AnyBlock]):
         stages = list(enumerate(STAGES, 1))
         return (
             Gene("resolution", tuple(self.settings.resolutions)),
-            Gene("width of the stem", STEMS, place=1),
-            *(Gene(f"width of stage {number}", stage.widths, stage=number) for number, stage in stages),
-            Gene("width of the features", FEATURES, stage=len(STAGES) + 1),
+            Gene("width of the stem", STEMS, place=1, channels=True),
+            *(Gene(f"width of stage {number}", stage.widths, stage=number, channels=True) for number, stage in stages),
+            Gene("width of the features", FEATURES, stage=len(STAGES) + 1, channels=True),
             *(Gene(f"depth of stage {number}", stage.depths, stage=number) for number, stage in stages),
             *(Gene(f"kernel of stage {number}", stage.kernels, stage=number) for number, stage in stages),
-            *(Gene(f"expansion of stage {number}", stage.expansions, stage=number) for number, stage in stages),
+            *(Gene(f"expansion of stage {number}", stage.expansions, stage=number, channels=True) for number, stage in stages),
         )
 
     @cached_property

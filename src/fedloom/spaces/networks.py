@@ -215,7 +215,7 @@ class Networks(SearchSpace):
         labels = tuple(f"1/{WIDTHS[-1] // width}" if width < WIDTHS[-1] else "1" for width in WIDTHS)
         return (
             Gene("network", tuple(range(len(NETWORKS))), NETWORKS, stage=1),
-            Gene("width", WIDTHS, labels, stage=1, place=1),
+            Gene("width", WIDTHS, labels, stage=1, place=1, channels=True),
         )
 
     def active_many(self, choices: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:

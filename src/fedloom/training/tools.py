@@ -49,6 +49,7 @@ class Tools:
     server: ServerImages | None = None
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
     clients: int = 0  # of the federation, drawn in a round or not
+    tiers: int = 1  # of hardware
     _sent: dict[str, tuple[Arrays, Weights]] = field(default_factory=dict, repr=False, compare=False)  # the last arrays, on the device
 
     @cached_property
