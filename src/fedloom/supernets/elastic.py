@@ -67,6 +67,16 @@ def constant(values: tuple[Any, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
+def zero(like: Tensor) -> Tensor:
+    """() a constant, for ``torch.where``: of a number it would make a tensor at every call, which on a GPU is a launch."""
+    return _zero(like.dtype, like.device)
+
+
+@cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
+
+
 @cache
 def counting(count: int, device: torch.device) -> Tensor:
     """0, 1, 2, …"""
@@ -92,7 +102,7 @@ def below(channels: int, width: Tensor) -> Tensor:
 def only(x: Tensor, mask: Tensor) -> Tensor:
     """(n, channels, …) with zeros in all but the masked-in channels; also where they are not finite. In groups both have them first."""
     mask = mask.unsqueeze(-2)
-    return torch.where(mask[(..., *[None] * (x.ndim - mask.ndim))], x, 0.0)
+    return torch.where(mask[(..., *[None] * (x.ndim - mask.ndim))], x, zero(x))
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.supernets import fused
+from fedloom.supernets.joint_norm import joint_norm
 from fedloom.supernets.normalisation import EPS
-from support.fused import compare, exact_norm, images, random, vectors
+from support.fused import compare, error, exact_norm, images, random, vectors
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 interpreted = pytest.mark.usefixtures("interpreter")
@@ -251,6 +252,35 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
     for act in ACTS:
         y = fused.norm_act(x, *vectors(8), None, act)
         assert y[:, 0].isnan().all() and y[:, 1:].isfinite().all()
+
+
+# -- joint normalisation of tokens and channels ----------------------------------------------------------------------------
+@interpreted
+@pytest.mark.parametrize("tokens, channels, widths", [(9, 24, (16, 24, 8)), (64, 72, (64, 72, 64)), (3, 8, (8, 8, 8))])
+def test_joint_normalisation_of_several_groups(tokens: int, channels: int, widths: tuple[int, ...]) -> None:
+    width = torch.tensor(widths)
+    x = torch.where(torch.arange(channels) < width[:, None, None, None], random(3, 2, tokens, channels) + 1, 0.0)
+    given = [x, *vectors(3, channels)]  # weights are not zero where x is: they must not be looked at
+
+    def exactly(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        made = [
+            F.pad(F.layer_norm(one[..., :n], (tokens, n), eps=EPS) * w[:n] + b[:n], (0, channels - n))
+            for one, w, b, n in zip(x, weight, bias, widths, strict=True)
+        ]
+        return torch.stack(made)
+
+    compare(lambda *all: torch.vmap(joint_norm)(*all, width), exactly, given, 1e-5)
+    compare(lambda *all: torch.vmap(joint_norm)(*all, width), exactly, [part.bfloat16() for part in given], 2e-2)
+    compare(
+        lambda x, w, b: torch.vmap(joint_norm, in_dims=(0, None, None, 0))(x, w[0], b[0], width),
+        lambda x, w, b: exactly(x, w[:1].expand(3, -1), b[:1].expand(3, -1)),
+        given,
+        1e-5,
+    )
+    with torch.no_grad():
+        assert error(joint_norm(*given, width), exactly(*(part.double() for part in given))) < 1e-5
+        shared = joint_norm(x, given[1][0], given[2][0], width)
+        assert error(shared, exactly(*(part.double() for part in (x, *(part[:1].expand(3, -1) for part in given[1:]))))) < 1e-5
 
 
 # -- without kernels -----------------------------------------------------------------------------------------------------
