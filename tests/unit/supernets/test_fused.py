@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.supernets import fused
+from fedloom.supernets.darts_parts import add_rows, pooled
 from fedloom.supernets.joint_norm import joint_norm
 from fedloom.supernets.normalisation import EPS
 from support.fused import compare, error, exact_norm, images, random, vectors
@@ -281,6 +282,35 @@ def test_joint_normalisation_of_several_groups(tokens: int, channels: int, width
         assert error(joint_norm(*given, width), exactly(*(part.double() for part in given))) < 1e-5
         shared = joint_norm(x, given[1][0], given[2][0], width)
         assert error(shared, exactly(*(part.double() for part in (x, *(part[:1].expand(3, -1) for part in given[1:]))))) < 1e-5
+
+
+# -- cells of DARTS --------------------------------------------------------------------------------------------------------
+@interpreted
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("maximum", [True, False], ids=["maximum", "mean"])
+@pytest.mark.parametrize("channels, side", [(20, 5), (8, 1)])
+def test_pools_of_several_networks(channels: int, side: int, maximum: bool, stride: int) -> None:
+    x = images(2, 3, channels, side, side) - 3  # below zero: what lies outside is not a zero
+    torch.testing.assert_close(pooled(x, maximum, stride), torch.stack([pooled(one, maximum, stride) for one in x]))
+    half = x.bfloat16()
+    torch.testing.assert_close(pooled(half, maximum, stride), torch.stack([pooled(one, maximum, stride) for one in half]))
+    x[0, 0, 0, 0, 0] = torch.nan
+    assert pooled(x, maximum, stride).isnan().sum() == torch.stack([pooled(one, maximum, stride) for one in x]).isnan().sum() > 0
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_rows(dtype: torch.dtype) -> None:
+    """Of three rows, of none, of one, of none at the end; rows before and after stay."""
+    rows = random(9, 4, 5, dtype=dtype)
+    terms, starts = torch.tensor([0, 2, 3, 1]), torch.tensor([0, 3, 3, 4])
+    expected = rows.clone()
+    expected[4], expected[5], expected[6], expected[7] = rows[[0, 2, 3]].float().sum(0), 0, rows[1], 0
+    found = rows.clone()
+    add_rows(found, terms, starts, 4)
+    torch.testing.assert_close(found, expected)
+    add_rows(found, terms[:0], starts[:1], 8)
+    assert not found[8].any() and torch.equal(found[:4], rows[:4])
 
 
 # -- without kernels -----------------------------------------------------------------------------------------------------
