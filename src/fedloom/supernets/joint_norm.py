@@ -77,13 +77,5 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         size = info.batch_size
-        inner = max(part.shape[0] if dim is None else part.movedim(dim, 0).shape[1] for part, dim in zip(inputs, in_dims[:4], strict=True))
-        folded = []
-        for number, (part, dim) in enumerate(zip(inputs, in_dims, strict=True)):
-            if number and dim is None and len(part) == 1:  # shared by all
-                folded.append(part)
-                continue
-            part = part[None] if dim is None else part.movedim(dim, 0)
-            folded.append(part.expand(size, inner, *part.shape[2:]).flatten(0, 1))
-        y, found = _Joint.apply(*folded)
-        return (y.unflatten(0, (size, -1)), found.unflatten(0, (size, -1))), (0, 0)
+        y, found = _Joint.apply(*fused._folded(size, in_dims, *inputs))
+        return (fused._unfolded(size, y), fused._unfolded(size, found)), (0, 0)

@@ -33,7 +33,7 @@ from fedloom.supernets.base import SUPERNETS, Region, Weights, resized
 from fedloom.supernets.chain import Chain
 from fedloom.supernets.elastic import below, constant, counting, only, pick, pointwise, sent, zero
 from fedloom.supernets.inverted import PlainNetwork, run_branch, run_head, run_network, run_stem
-from fedloom.supernets.nasvit_attention import attention_block
+from fedloom.supernets.nasvit_attention import attention_block, scaled
 from fedloom.supernets.nasvit_plain import plain_block
 from fedloom.supernets.nasvit_weights import Piece, initial, piece_regions
 from fedloom.supernets.normalisation import Statistics
@@ -69,18 +69,22 @@ class NASViTSupernet(Chain[NASViT]):
         what they get. Only counts of channels and the kind of shortcuts are left to genes."""
         widths = self._stage_widths(genes)  # of the stem, then of the stages
         same = (widths[:-1] == widths[1:]).to(images.dtype)
+        outline, scales = self._largest(images.shape[-1]), dict[str, tuple[Tensor, Tensor]]()
+        for number in range(len(STAGES)):
+            attention = [block for block in outline.blocks if isinstance(block, AttentionBlock) and place(block.name)[0] == number]
+            scales |= _scales_among_zeros(weights, attention, widths[number + 1]) if attention else {}
 
         def run(x: Tensor, block: AnyBlock) -> Tensor:
             number, _ = place(block.name)
             if isinstance(block, AttentionBlock):
-                return attention_block(x, weights, block.name, _scales_among_zeros(weights, block.name), widths[number + 1])
+                return attention_block(x, weights, block.name, scales[block.name], widths[number + 1])
             shortcut = _pooled(x, block)
             if f"{block.name}.shortcut.weight" in weights:
                 wider = F.pad(shortcut, (0, 0, 0, 0, 0, block.outputs - block.inputs))
                 shortcut = torch.addcmul(pointwise(shortcut, weights[f"{block.name}.shortcut.weight"]), wider, same[number])
             return run_branch(x, weights, block, weights[f"{block.name}.depth.conv.weight"], None, "silu", residual=shortcut)
 
-        return run_network(images, weights, self._largest(images.shape[-1]), run, None, "silu")
+        return run_network(images, weights, outline, run, None, "silu")
 
     def _stage_widths(self, genes: Tensor) -> Tensor:
         """(8,) of the stem and the stages."""
@@ -200,16 +204,21 @@ def _own_scales(weights: Weights, blocks: Sequence[AttentionBlock], device: torc
     return of("attention"), of("feed")
 
 
-def _scales_among_zeros(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
-    """Of attention and feed-forward layers: all but the one of its depth and number of tokens are zero."""
-    rows = ([own for key, own in weights.items() if key.startswith(f"{name}.{branch}.scale.")] for branch in ("attention", "feed"))
-    attention, feed = (torch.stack(row).sum(0) for row in rows)
-    return attention, feed
+def _scales_among_zeros(weights: Weights, blocks: Sequence[AttentionBlock], width: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of attention and feed-forward layers, for the blocks of one stage: all but those of its depth and number of tokens are zero."""
+    branches = [f"{block.name}.{branch}.scale." for block in blocks for branch in ("attention", "feed")]
+    rows = [(number, own) for number, branch in enumerate(branches) for name, own in weights.items() if name.startswith(branch)]
+    numbers = constant(tuple(number for number, _ in rows), width.device)
+    every = torch.stack([own for _, own in rows])
+    of_branch = (counting(len(branches), width.device)[:, None] == numbers).to(every.dtype)
+    found = scaled(of_branch @ every, width).unbind()
+    return {block.name: (found[2 * number], found[2 * number + 1]) for number, block in enumerate(blocks)}
 
 
 # Under masks widths are () or, in groups, (groups,).
 def _masked_attention(x: Tensor, weights: Weights, block: AttentionBlock, scales: tuple[Tensor, Tensor], width: Tensor) -> Tensor:
-    return attention_block(x, weights, block.name, scales, width, below(block.width, width[..., None]))
+    attention, feed = (scaled(scale, width) for scale in scales)
+    return attention_block(x, weights, block.name, (attention, feed), width, below(block.width, width[..., None]))
 
 
 def _masked_convolution(

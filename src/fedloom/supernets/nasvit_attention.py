@@ -16,6 +16,7 @@ from torch import Tensor
 from fedloom.spaces.nasvit import HEAD_WIDTH
 from fedloom.supernets.elastic import convolved, product, zero
 from fedloom.supernets.joint_norm import joint_norm
+from fedloom.supernets.normalisation import under_vmap
 
 BRANCH = 8  # branches are multiplied by this number over the width
 
@@ -28,7 +29,7 @@ def attention_block(
     width: Tensor | int,
     channels: Tensor | None = None,
 ) -> Tensor:
-    """x: (n, channels, side, side); scales: (channels,) of attention and of the feed-forward layers.
+    """x: (n, channels, side, side); scales: (channels,) of attention and of the feed-forward layers; ``scaled`` if width is a tensor.
 
     ``channels`` marks the active ones under masks, ``width`` is their number; the others are zero in x and in the result. Where weights
     are zero outside the active channels, ``width`` is enough. In groups all tensors have them first, unless all groups share one.
@@ -85,13 +86,18 @@ def _mixed(product: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if weight.ndim > 2:  # each image gets those of its group
         images = product.shape[1]
         weight, bias = weight.repeat_interleave(images, 0, output_size=len(rows)), bias.repeat_interleave(images, 0, output_size=len(rows))
+    if under_vmap():  # which would make three operations of the next one
+        return (weight @ rows + bias[:, None]).reshape(product.shape)
     return torch.baddbmm(bias[..., None], weight.expand(len(rows), *weight.shape[-2:]), rows).reshape(product.shape)
 
 
+def scaled(scale: Tensor, width: Tensor) -> Tensor:
+    """A scale times the factor of branches. scale: (channels,), width: (); in groups each has them first."""
+    return scale * (BRANCH / width.to(scale.dtype))[..., None]
+
+
 def _joined(tokens: Tensor, branch: Tensor, scale: Tensor, width: Tensor | int) -> Tensor:
-    if isinstance(width, int):
-        return torch.addcmul(tokens, branch, _over_tokens(scale), value=BRANCH / width)
-    return torch.addcmul(tokens, branch, _over_tokens(scale * BRANCH / (width[:, None] if width.ndim else width)))
+    return torch.addcmul(tokens, branch, _over_tokens(scale), value=BRANCH / width if isinstance(width, int) else 1)
 
 
 def _over_tokens(channels: Tensor) -> Tensor:

@@ -108,11 +108,13 @@ def _views(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
 
 def flattened(tensors: Iterable[Tensor], stacked: bool = False) -> Tensor:
     """One vector of all entries; each tensor starts at an aligned place, with zeros in the gaps. stacked: a row per network."""
-    parts = []
+    parts: list[Tensor] = []
+    nothing: Tensor | None = None
     for tensor in tensors:
         part = tensor.detach().flatten(1 if stacked else 0)
         parts.append(part)
         gap = padded(part.shape[-1]) - part.shape[-1]
         if gap:
-            parts.append(part.new_zeros(*part.shape[:-1], gap))
+            nothing = part.new_zeros(*part.shape[:-1], ALIGNED) if nothing is None else nothing
+            parts.append(nothing[..., :gap])
     return torch.cat(parts, -1)
