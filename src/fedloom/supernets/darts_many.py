@@ -26,7 +26,7 @@ from fedloom.spaces.convolutions import halved
 from fedloom.spaces.darts import DARTS, Cell, Part
 from fedloom.spaces.genotype import EDGES, INPUTS, NODES
 from fedloom.supernets.base import Weights, resized
-from fedloom.supernets.darts_parts import add_rows, run_part
+from fedloom.supernets.darts_parts import add_rows, pick_rows, run_part
 from fedloom.supernets.normalisation import Statistics
 
 Rows = npt.NDArray[np.int64]
@@ -79,12 +79,12 @@ class CellPlan:
     output_clients: Rows = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def arrays(self) -> list[Rows]:
-        return [*self.clients, *self.nodes, *(array for step in self.steps for array in step.arrays())]
+        return [*self.clients, self.nodes, *(array for step in self.steps for array in step.arrays())]
 
     @cached_property
-    def nodes(self) -> list[Rows]:
-        """The rows of each node that the output consists of."""
-        return [np.ascontiguousarray(rows) for rows in self.outputs.T]
+    def nodes(self) -> Rows:
+        """The rows that the output consists of: for each of its rows, those of all nodes."""
+        return self.outputs.reshape(-1)
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -279,14 +279,16 @@ class Walk:
                 place = self._index(step.own)[some]
                 own = {f"{step.part.name}.{name}": bank[place] for name, bank in banks[step.alike].items()}
                 reach = None if step.reach is None else self._index(step.reach)[some]
-                made = self._call(step.part, sources[self._index(step.source)[some]], own, reach)
+                rectify = step.part.layers[0].kind == "rectify"
+                x = pick_rows(sources, self._index(step.source)[some], rectify=rectify)
+                made = self._call(step.part, x, own, reach, rectify)
                 rows[step.first + some.start : step.first + some.stop] = made
-        return torch.cat([rows[self._index(node)] for node in plan.nodes], -1)
+        return pick_rows(rows, self._index(plan.nodes), NODES)
 
-    def _call(self, part: Part, x: Tensor, own: Weights, reach: Tensor | None = None) -> Tensor:
+    def _call(self, part: Part, x: Tensor, own: Weights, reach: Tensor | None = None, rectified: bool = False) -> Tensor:
         """A part on many rows, each with its weights: (rows, n, h, w, c)."""
         statistics = Statistics({} if self._known is None else next(self._known), self.rows)
-        y = run_part(part, x.movedim(-1, 2), own, statistics, reach=reach)
+        y = run_part(part, x.movedim(-1, 2), own, statistics, reach=reach, rectified=rectified)
         if self.rows:
             self._measured.append(dict(statistics))
         return y.movedim(2, -1)

@@ -22,14 +22,19 @@ LEAVING = tuple(tuple(number for number, (source, _) in enumerate(EDGES) if sour
 
 
 def run_part(
-    part: Part, x: Tensor, weights: Weights, statistics: Statistics | None, present: Tensor | None = None, reach: Tensor | None = None
+    part: Part,
+    x: Tensor,
+    weights: Weights,
+    statistics: Statistics | None,
+    present: Tensor | None = None,
+    reach: Tensor | None = None,
+    rectified: bool = False,
 ) -> Tensor:
     """One operation. When ``present``, a boolean, is false it leaves no statistics, and what it returns means nothing.
 
     reach: () how far from the middle taps of its depth-wise kernels may differ from zero, which saves work. In groups, without
-    gradients, x is (groups, n, …), and weights and reach have them first.
+    gradients, x is (groups, n, …), and weights and reach have them first. rectified: x is already what its first rectifier gives.
     """
-    rectified = False
     for layer, following in zip(part.layers, (*part.layers[1:], None), strict=False):
         name = f"{part.name}.{layer.name}"
         if layer.kind == "rectify":
@@ -99,6 +104,16 @@ def add_rows(rows: Tensor, terms: Tensor, starts: Tensor, first: int) -> None:
         return
     target = rows[first : first + len(starts)].flatten(1)
     target.copy_(F.embedding_bag(terms, rows.flatten(1), starts, mode="sum") if len(terms) else torch.zeros_like(target))
+
+
+def pick_rows(rows: Tensor, index: Tensor, beside: int = 1, rectify: bool = False) -> Tensor:
+    """(picked, n, h, w, c * beside): rows by an index of picked * beside, so many at a time side by side in channels; rectified if asked
+    for. rows: (rows, n, h, w, c), dense."""
+    if fused.can_run(rows):
+        made: Tensor = _kernels().picked(rows, index, beside, rectify)
+        return made
+    x = rows[index] if beside == 1 else rows[index.unflatten(0, (-1, beside))].movedim(1, -2).flatten(-2)
+    return F.relu(x) if rectify else x
 
 
 def _kernels() -> Any:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.supernets import fused
-from fedloom.supernets.darts_parts import add_rows, pooled
+from fedloom.supernets.darts_parts import add_rows, pick_rows, pooled
 from fedloom.supernets.joint_norm import joint_norm
 from fedloom.supernets.normalisation import EPS
 from support.fused import compare, error, exact_norm, images, random, vectors
@@ -311,6 +311,18 @@ def test_sums_of_rows(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, expected)
     add_rows(found, terms[:0], starts[:1], 8)
     assert not found[8].any() and torch.equal(found[:4], rows[:4])
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_picked_side_by_side(dtype: torch.dtype) -> None:
+    rows, index = random(5, 2, 3, 3, 20, dtype=dtype), torch.tensor([4, 0, 1, 1, 3, 2])
+    rows[0, 0, 0, 0, 0] = torch.nan
+    for rectify in (False, True):
+        expected = F.relu(rows) if rectify else rows
+        torch.testing.assert_close(pick_rows(rows, index, rectify=rectify), expected[index], equal_nan=True)
+        beside = torch.cat([expected[index[0::2]], expected[index[1::2]]], -1)
+        torch.testing.assert_close(pick_rows(rows, index, 2, rectify), beside, equal_nan=True)
 
 
 # -- without kernels -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a cell of DARTS does besides convolutions, for many networks: pools, and sums of maps. Kernels, then their launches.
+"""What a cell of DARTS does besides convolutions, for many networks: pools, sums and copies of maps. Kernels, then their launches.
 
 Maps are (rows, n, h, w, c), dense. Sums are in float32, whatever the precision.
 """
@@ -31,6 +31,22 @@ def sums_kernel(rows, terms, starts, features, count, total, first, BLOCK: tl.co
         row = tl.load(terms + term).to(tl.int64)
         made += tl.load(rows + row * features + place, mask=there, other=0.0).to(tl.float32)
     tl.store(rows + (first + bag).to(tl.int64) * features + place, made, mask=there)
+
+
+@triton.jit(do_not_specialize=["features", "c", "beside"])
+def picked_kernel(rows, index, y, features, c, beside, RECTIFY: tl.constexpr, BLOCK: tl.constexpr):
+    """``beside`` rows at a time, by an index, side by side in channels; rectified or as they are."""
+    blocks = tl.cdiv(features, BLOCK)
+    pid = tl.program_id(0)
+    number, block = pid // blocks, pid % blocks  # in the index
+    place = block * BLOCK + tl.arange(0, BLOCK)
+    there = place < features
+    row = tl.load(index + number).to(tl.int64)
+    x = tl.load(rows + row * features + place, mask=there, other=0.0)
+    if RECTIFY:
+        x = tl.where(x < 0, 0.0, x)  # not a maximum, which would hide NaN
+    made, part = (number // beside).to(tl.int64), number % beside
+    tl.store(y + made * features * beside + place // c * (c * beside) + part * c + place % c, x, mask=there)
 
 
 @triton.jit(do_not_specialize=["h", "w", "c", "high", "wide"])
@@ -68,6 +84,16 @@ def sums(rows: Tensor, terms: Tensor, starts: Tensor, first: int) -> None:
     with torch.cuda.device_of(rows):
         blocks = len(starts) * -(-features // block)
         launch(sums_kernel, blocks, rows, terms, starts, features, len(starts), len(terms), first, block)
+
+
+def picked(rows: Tensor, index: Tensor, beside: int, rectify: bool) -> Tensor:
+    """(len(index) / beside, n, h, w, c * beside)."""
+    features, c = rows[0].numel(), rows.shape[-1]
+    y = rows.new_empty(len(index) // beside, *rows.shape[1:-1], c * beside)
+    block = min(TILE // 2, triton.next_power_of_2(features))
+    with torch.cuda.device_of(rows):
+        launch(picked_kernel, len(index) * -(-features // block), rows, index, y, features, c, beside, rectify, block)
+    return y
 
 
 def pooled(x: Tensor, maximum: bool, stride: int) -> Tensor:
