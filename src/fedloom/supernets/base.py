@@ -51,6 +51,8 @@ class Supernet(ABC, Generic[Space]):
     # Whether masks pay on a GPU: one set of kernels then serves every architecture, at the price of running what it lacks as well.
     # A supernet that has ``masked`` may say that they do not.
     masks_pay: ClassVar[bool] = False
+    # Whether training gives it weights that are zero outside an architecture's region (``among_zeros``).
+    likes_zeros: ClassVar[bool] = False
     # Whether every choice has weights of its own, as in DARTS, instead of a part of the largest one's.
     pathwise: ClassVar[bool] = False
     # Whether a GPU scores many networks at once without masks. A ``Chain`` does so by its pieces, others say ``many``.
@@ -107,6 +109,11 @@ class Supernet(ABC, Generic[Space]):
         over ``genes``: no value of a tensor may reach Python. A supernet without it always runs sliced.
         """
         raise InvalidConfig(f"The supernet of {self.space.name} has no masked execution. Set training.execution=sliced")
+
+    def among_zeros(self, images: Tensor, weights: Weights, genes: Tensor) -> Tensor:
+        """``masked`` in training, with weights that are zero outside the architecture's region. So hardly anything needs a mask. Gradients
+        outside the region mean nothing; training drops them. For supernets that like zeros."""
+        return self.masked(images, weights, genes)
 
     def many(self, subnets: Sequence[tuple[int, Architecture]], weights: Weights) -> Many:
         """Subnets that run together, each with the row of its client. weights: (clients, …), or (1, …) where all have the same."""

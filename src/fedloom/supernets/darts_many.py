@@ -2,8 +2,8 @@
 
 What a cell's state holds depends on the client, on what enters the cell and on the operations on the way to it. Networks that agree in
 that share the state: a *row*. A plan finds the rows of all cells with numpy, before anything is computed. In a cell the edges that leave
-its inputs run first, then those that leave its first node, and so on: four levels. On each, an operation runs in one call under
-``torch.vmap`` for all rows and edges that have it, with weights of the row's client and edge; kernels of 3x3 run as 5x5 with zeros around.
+its inputs run first, then those that leave its first node, and so on: four levels. On each, an operation runs in one call
+for all rows and edges that have it, with weights of the row's client and edge; kernels of 3x3 run as 5x5 with zeros around.
 
 Maps are (rows, n, h, w, channels), so a row is dense, and rows of a cell lie in one tensor: a call gathers its inputs from it, and a node
 is a sum over rows of it.
@@ -26,7 +26,7 @@ from fedloom.spaces.convolutions import halved
 from fedloom.spaces.darts import DARTS, Cell, Part
 from fedloom.spaces.genotype import EDGES, INPUTS, NODES
 from fedloom.supernets.base import Weights, resized
-from fedloom.supernets.darts_parts import run_part
+from fedloom.supernets.darts_parts import add_rows, pick_rows, run_part
 from fedloom.supernets.normalisation import Statistics
 
 Rows = npt.NDArray[np.int64]
@@ -79,12 +79,12 @@ class CellPlan:
     output_clients: Rows = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def arrays(self) -> list[Rows]:
-        return [*self.clients, *self.nodes, *(array for step in self.steps for array in step.arrays())]
+        return [*self.clients, self.nodes, *(array for step in self.steps for array in step.arrays())]
 
     @cached_property
-    def nodes(self) -> list[Rows]:
-        """The rows of each node that the output consists of."""
-        return [np.ascontiguousarray(rows) for rows in self.outputs.T]
+    def nodes(self) -> Rows:
+        """The rows that the output consists of: for each of its rows, those of all nodes."""
+        return self.outputs.reshape(-1)
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -163,6 +163,7 @@ class Plan:
                 continue
             client = np.broadcast_to(self.clients[:, None], where.shape)[where]
             edge = np.broadcast_to(edges, where.shape)[where]
+            edge = edge if part.shapes else edges[0] + 0 * edge  # without weights all edges that leave a state do the same
             found, row = _distinct(np.column_stack([client, edge, chosen[where], sources[where]]))
             rows = np.full(where.shape, -1)
             rows[where] = plan.rows + row
@@ -271,39 +272,26 @@ class Walk:
         banks = {number: self._bank(plan, alike(self.plan.space)[number]) for number in {call.alike for call in plan.calls}}
         for step in plan.steps:
             if isinstance(step, Sum):
-                self._add(rows, step)
+                add_rows(rows, self._index(step.terms), self._index(step.starts), step.first)
                 continue
             sources = inputs if step.enters else rows
             for some in _slices(sources, len(step.source)):
                 place = self._index(step.own)[some]
                 own = {f"{step.part.name}.{name}": bank[place] for name, bank in banks[step.alike].items()}
                 reach = None if step.reach is None else self._index(step.reach)[some]
-                made = self._call(step.part, sources[self._index(step.source)[some]], own, reach)
+                rectify = step.part.layers[0].kind == "rectify"
+                x = pick_rows(sources, self._index(step.source)[some], rectify=rectify)
+                made = self._call(step.part, x, own, reach, rectify)
                 rows[step.first + some.start : step.first + some.stop] = made
-        return torch.cat([rows[self._index(node)] for node in plan.nodes], -1)
+        return pick_rows(rows, self._index(plan.nodes), NODES)
 
-    def _call(self, part: Part, x: Tensor, own: Weights, reach: Tensor | None = None) -> Tensor:
+    def _call(self, part: Part, x: Tensor, own: Weights, reach: Tensor | None = None, rectified: bool = False) -> Tensor:
         """A part on many rows, each with its weights: (rows, n, h, w, c)."""
-        known = {} if self._known is None else next(self._known)
-
-        def one(x: Tensor, own: Weights, known: Moments, reach: Tensor | None) -> tuple[Tensor, Moments]:
-            statistics = Statistics(known, self.rows)
-            return run_part(part, x, own, statistics, reach=reach), dict(statistics) if self.rows else {}
-
-        axes = (0, 0, 0, None if reach is None else 0)
-        y, measured = torch.vmap(one, in_dims=axes)(x.movedim(-1, 2), own, known, reach)
+        statistics = Statistics({} if self._known is None else next(self._known), self.rows)
+        y = run_part(part, x.movedim(-1, 2), own, statistics, reach=reach, rectified=rectified)
         if self.rows:
-            self._measured.append(measured)
+            self._measured.append(dict(statistics))
         return y.movedim(2, -1)
-
-    def _add(self, rows: Tensor, step: Sum) -> None:
-        """Rows of a node. A bag of rows is read once and added up in float32, whatever the precision."""
-        count = len(step.starts)
-        target = rows[step.first : step.first + count].flatten(1)
-        if not len(step.terms):
-            target.zero_()
-            return
-        target.copy_(F.embedding_bag(self._index(step.terms), rows.flatten(1), self._index(step.starts), mode="sum"))
 
     # -- weights ------------------------------------------------------------------
     def _own(self, part: Part, clients: Rows) -> dict[str, Tensor]:

@@ -67,6 +67,21 @@ def constant(values: tuple[Any, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
+def zero(like: Tensor) -> Tensor:
+    """() a constant, for ``torch.where``: of a number it would make a tensor at every call, which on a GPU is a launch."""
+    return _number(0.0, like.dtype, like.device)
+
+
+def one(like: Tensor) -> Tensor:
+    """() a constant."""
+    return _number(1.0, like.dtype, like.device)
+
+
+@cache
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
+
+
 @cache
 def counting(count: int, device: torch.device) -> Tensor:
     """0, 1, 2, …"""
@@ -92,7 +107,7 @@ def below(channels: int, width: Tensor) -> Tensor:
 def only(x: Tensor, mask: Tensor) -> Tensor:
     """(n, channels, …) with zeros in all but the masked-in channels; also where they are not finite. In groups both have them first."""
     mask = mask.unsqueeze(-2)
-    return torch.where(mask[(..., *[None] * (x.ndim - mask.ndim))], x, 0.0)
+    return torch.where(mask[(..., *[None] * (x.ndim - mask.ndim))], x, zero(x))
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -110,31 +125,46 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         rows = x.flatten(0, -2)
         if not under_vmap():
             return F.linear(rows, weight, bias).unflatten(0, x.shape[:-1])
-        y = _Product.apply(rows, weight)
-        return (y if bias is None else y + bias).unflatten(0, x.shape[:-1])
+        y = _Product.apply(rows[None], weight[None], None if bias is None else bias[None]).squeeze(0)
+        return y.unflatten(0, x.shape[:-1])
     rows = x.flatten(1, -2)
     y = rows @ weight.mT if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
     return y.unflatten(1, x.shape[1:-1])
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight.T whose gradients are dense: torch's own of the weight is turned round, and packing it would copy it."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> Tensor:
-        return x @ weight.mT
+    """x @ weight.T + bias of several groups, in few launches. x: (groups, rows, inputs); weight: (groups or 1, outputs, inputs); bias:
+    (groups or 1, outputs). Gradients are dense: torch's own of the weight is turned round, and packing it would copy it."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        turned = weight.mT.expand(len(x), -1, -1)
+        return x @ turned if bias is None else torch.baddbmm(bias[:, None].expand(len(x), -1, -1), x, turned)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias = inputs
+        ctx.shared = bias is not None and len(bias) < len(x)
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight = ctx.needs_input_grad
-        return gradient @ weight if of_x else None, gradient.mT @ x if of_weight else None
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        dx = dw = db = None
+        if of_x:
+            dx = gradient @ weight.expand(len(x), -1, -1)
+        if of_weight:
+            dw = gradient.mT @ x
+            dw = dw.sum(0, keepdim=True) if len(weight) < len(x) else dw
+        if of_bias:  # a product is faster than the library's sum
+            db = (one(gradient).expand(len(x), 1, gradient.shape[1]) @ gradient).squeeze(1)
+            db = db.sum(0, keepdim=True) if ctx.shared else db
+        return dx, dw, db
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        return fused._unfolded(info.batch_size, _Product.apply(*fused._folded(info.batch_size, in_dims, *inputs))), 0
 
 
 def convolved(

@@ -217,7 +217,8 @@ class Trainer:
                 subnets = job.draw(job.rng)
                 steps.update(subnets)
                 teacher, others = (subnets[0], subnets[1:]) if job.taught else (None, subnets)
-                yield SubnetStep(images, labels, rate, others, self._mask(subnets, labels.device), teacher, float(job.taught))
+                mask = self._mask(subnets, labels.device)
+                yield SubnetStep(images, labels, rate, others, mask, teacher, float(job.taught), mask if len(subnets) == 1 else None)
 
         courses = [course(job, steps) for job, steps in zip(jobs, drawn, strict=True)]
         starts = [Start(_in_order(job.weights, self.supernet.shapes), job.momenta) for job in jobs]
@@ -230,7 +231,7 @@ class Trainer:
 
     def _train_sliced(self, start: Start, course: Iterator[SubnetStep]) -> Start:
         place = self._weights_in_training("supernet", start.weights, momenta=start.momenta)
-        for images, labels, rate, subnets, mask, teacher, taught in course:
+        for images, labels, rate, subnets, mask, teacher, taught, _ in course:
             drawn = subnets if teacher is None else [teacher, *subnets]
             self._subnet_step(place, self.pixels.normalise(images), partial(self._loss, labels=labels), drawn, taught, rate, mask)
         return Start(place.weights.copy(), place.momenta.clone())

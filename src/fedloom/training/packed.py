@@ -53,6 +53,14 @@ class Packed(Mapping[str, Tensor]):
         """A copy of one network of a stack."""
         return Packed(self.flat[number].clone(), self.shapes)
 
+    def span(self, names: Iterable[str]) -> Packed:
+        """What lies from the first to the last of these, as a view; also others that lie among them."""
+        order = list(self.shapes)
+        places = sorted(order.index(name) for name in names)
+        sizes = [padded(math.prod(shape)) for shape in self.shapes.values()]
+        begin, some = sum(sizes[: places[0]]), slice(places[0], places[-1] + 1)
+        return Packed(self.flat.narrow(-1, begin, sum(sizes[some])), {name: self.shapes[name] for name in order[some]})
+
     def to(self, dtype: torch.dtype) -> Packed:
         """The same in another precision; itself in its own."""
         return self if dtype == self.flat.dtype else Packed(self.flat.to(dtype), self.shapes)
@@ -100,11 +108,13 @@ def _views(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
 
 def flattened(tensors: Iterable[Tensor], stacked: bool = False) -> Tensor:
     """One vector of all entries; each tensor starts at an aligned place, with zeros in the gaps. stacked: a row per network."""
-    parts = []
+    parts: list[Tensor] = []
+    nothing: Tensor | None = None
     for tensor in tensors:
         part = tensor.detach().flatten(1 if stacked else 0)
         parts.append(part)
         gap = padded(part.shape[-1]) - part.shape[-1]
         if gap:
-            parts.append(part.new_zeros(*part.shape[:-1], gap))
+            nothing = part.new_zeros(*part.shape[:-1], ALIGNED) if nothing is None else nothing
+            parts.append(nothing[..., :gap])
     return torch.cat(parts, -1)

@@ -4,7 +4,7 @@ A network is a chain of pieces (``Supernet.pieces``). Activations and normalisat
 there, so the networks of a population are a tree: a node is a piece after given others, and runs once.
 
 Two walks. *One by one*: depth first, the operations and shapes of ``forward``, so equal to it bit for bit. *In groups*, for GPUs: all
-nodes with the same piece run as one call under ``torch.vmap``, of one client or of several; equal up to rounding.
+nodes with the same piece, or of the same kind, run as one call, of one client or of several; equal up to rounding.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ class Groups:
         self.weights = (Packed.of(one) if self.shared else Packed.stack(list(weights.values()))).to(next(iter(parts.values()))[0].dtype)
         self.row = {client: row for row, client in enumerate(weights)}
         self._rows: dict[tuple[int, ...], Tensor] = {}  # of nodes, on the device
+        self._spans: dict[Hashable, Packed] = {}  # weights by kind of piece
         first = next(iter(parts.values()))[0]
         self.whole = supernet.takes_groups and (WITHOUT_KERNELS or fused.can_run(first))
         self.merged = False
@@ -183,8 +184,7 @@ class Groups:
         """(nodes, n, …): what the pieces of these nodes, one or of one kind, make of what their parents gave."""
         piece, clients = nodes[0].piece, tuple(self.row[node.client] for node in nodes)
         alike = self.merged and self.supernet.kind(piece) != piece  # of one, too: all parts of the images see the same widths
-        regions = dict.fromkeys(self.supernet.kind_names(piece), (...,)) if alike else self.supernet.piece_regions(piece)
-        own, axis = self._own(regions, clients)
+        own, axis = self._whole(piece, clients) if alike else self._own(self.supernet.piece_regions(piece), clients)
         if self.whole:
             statistics = Statistics({} if rows else _stacked([node.measured for node in nodes]), rows)
             x = _together([node.taken() for node in nodes])
@@ -219,10 +219,25 @@ class Groups:
             return {name: self.weights[name][region] for name, region in regions.items()}, None
         if len(set(rows)) == 1:
             return {name: self.weights[name][rows[0]][region] for name, region in regions.items()}, None
+        chosen = self._chosen(rows)
+        return {name: self.weights[name][:, *region][chosen] for name, region in regions.items()}, 0
+
+    def _whole(self, piece: Piece, rows: tuple[int, ...]) -> tuple[Weights, int | None]:
+        """The same for pieces of a piece's kind. Their weights lie together, and one launch copies those of all nodes."""
+        kind = self.supernet.kind(piece)
+        if kind not in self._spans:
+            self._spans[kind] = self.weights.span(self.supernet.kind_names(piece))
+        span = self._spans[kind]
+        if self.shared:
+            return span, None
+        if len(set(rows)) == 1:
+            return Packed(span.flat[rows[0]], span.shapes), None
+        return Packed(span.flat[self._chosen(rows)], span.shapes), 0
+
+    def _chosen(self, rows: tuple[int, ...]) -> Tensor:
         if rows not in self._rows:
             self._rows[rows] = sent(torch.tensor(rows), self.weights.flat.device)
-        chosen = self._rows[rows]
-        return {name: self.weights[name][:, *region][chosen] for name, region in regions.items()}, 0
+        return self._rows[rows]
 
     def _at_once(self, piece: Piece, images: Tensor) -> int:
         """How many nodes with this piece fit into one call; at least one."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedloom.core.architecture import Architecture
 from fedloom.maths.distillation import soft_cross_entropy
-from fedloom.supernets.base import Region, Supernet, Weights
-from fedloom.supernets.elastic import sent
+from fedloom.supernets.base import Region, Supernet, Weights, resized
+from fedloom.supernets.elastic import sent, zero
 from fedloom.training.adaptation import Adaptation, adapted, pieces
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.holds import Part, Pull, kind_of, moving
@@ -45,6 +45,7 @@ class SubnetStep(NamedTuple):
     mask: Tensor
     teacher: Architecture | None = None
     taught: float = 0.0
+    region: Tensor | None = None  # (entries,) those of its only subnet, also where they do not train
 
 
 class Start(NamedTuple):
@@ -150,12 +151,15 @@ class Stacks:
         trained_places = [{name: place[name] for name in place if moves is None or name in moves} for place, _ in places]
         masks = [_marks(place, shapes, device) for place in trained_places]
 
-        def course(steps: Iterator[NetworkStep], run_as: Architecture, mask: Tensor) -> Iterator[SubnetStep]:
+        apart = moves is not None and self.supernet.likes_zeros
+        regions = [_marks(place, shapes, device) for place, _ in places] if apart else masks
+
+        def course(steps: Iterator[NetworkStep], run_as: Architecture, mask: Tensor, region: Tensor) -> Iterator[SubnetStep]:
             for images, labels, rate in steps:
-                yield SubnetStep(images, labels, rate, [run_as], mask)
+                yield SubnetStep(images, labels, rate, [run_as], mask, region=region)
 
         running = [replace(architecture, choices=choices) for (architecture, _), (_, choices) in zip(networks, places, strict=True)]
-        trained = self.supernets(starts, [course(*row) for row in zip(courses, running, masks, strict=True)])
+        trained = self.supernets(starts, [course(*row) for row in zip(courses, running, masks, regions, strict=True)])
         return [
             {name: weights[name][place[name]].clone() for name in plain}
             for (weights, *_), (_, plain), (place, _) in zip(trained, networks, places, strict=True)
@@ -169,25 +173,27 @@ class Stacks:
     # -- supernets -----------------------------------------------------------------
     def supernets(self, starts: Sequence[Start], courses: Sequence[Iterator[SubnetStep]]) -> list[Start]:
         """The trained weights of supernets whose steps train regions only. Architectures are inputs: one captured step serves them all.
-        In a space with several input sizes rows would differ in shape, so they train one after the other."""
-        space = self.supernet.space
-        one_size = len(set(space.input_sizes([architecture.choices for architecture in space.named.values()]))) == 1
-        most = self._most(space.named["largest"], starts[0].weights) if one_size else 1
+        In a space with several input sizes rows whose subnets see images at other sizes rest meanwhile."""
+        most = self._most(self.supernet.space.named["largest"], starts[0].weights)
         step_of = lambda key: partial(self._subnet_step, *key)  # noqa: E731
         return self._in_lockstep("supernet", starts, courses, self._stack_subnets, step_of, most)
 
     def _stack_subnets(self, steps: Sequence[SubnetStep], device: torch.device) -> tuple[Hashable, Inputs]:
-        """Known by the subnets' input sizes, and by the teacher. Subnets are in the order of sizes, so that few different steps need
-        capturing."""
-        sizes_of = self.supernet.space.input_sizes
-        choices = [sorted((subnet.choices for subnet in step.subnets), key=lambda own: sizes_of([own])) for step in steps]
+        """Known by the subnets' input sizes, and by the teacher."""
+        choices = [[subnet.choices for subnet in self._by_size(step)] for step in steps]
         genes = sent(torch.tensor(choices, dtype=torch.long), device)  # (rows, subnets, genes)
         _, inputs = _stack([step[:3] for step in steps], device)
-        return (tuple(sizes_of(choices[0])), steps[0].teacher, steps[0].taught), (
-            *inputs,
-            genes,
-            torch.stack([step.mask for step in steps]),
-        )
+        masks = [torch.stack([step.mask for step in steps])]
+        if self.supernet.likes_zeros and all(step.region is not None for step in steps):
+            masks.append(torch.stack([step.region for step in steps if step.region is not None]))
+        return (self._sizes(steps[0]), steps[0].teacher, steps[0].taught), (*inputs, genes, *masks)
+
+    def _by_size(self, step: SubnetStep) -> list[Architecture]:
+        """Its subnets in the order of input sizes, so that few different steps need capturing."""
+        return sorted(step.subnets, key=lambda subnet: self.supernet.space.input_sizes([subnet.choices]))
+
+    def _sizes(self, step: SubnetStep) -> tuple[int, ...]:
+        return tuple(self.supernet.space.input_sizes([subnet.choices for subnet in self._by_size(step)]))
 
     def _subnet_step(
         self,
@@ -200,7 +206,16 @@ class Stacks:
         rate: Tensor,
         genes: Tensor,
         mask: Tensor,
+        region: Tensor | None = None,
     ) -> None:
+        if region is not None:
+
+            def among_zeros(own: Weights, pixels: Tensor, genes: Tensor) -> Tensor:
+                return self.supernet.among_zeros(resized(pixels, sizes[0]), own, genes[0])[None]
+
+            self._move(place, among_zeros, (images, genes), labels, rate, mask, region=region)
+            return
+
         def forward(own: Weights, pixels: Tensor, genes: Tensor) -> Tensor:
             # The teacher is the same in every step, so it needs no masks.
             first = [] if teacher is None else [self.supernet.forward(pixels, self.supernet.take(own, teacher), teacher)[None]]
@@ -220,15 +235,18 @@ class Stacks:
         taught: float = 0.0,
         adaptation: Adaptation | None = None,
         objective: Callable[[Weights, Tensor, Tensor], Tensor] | None = None,
+        region: Tensor | None = None,
     ) -> None:
         """forward: (subnets, n, classes) logits of one row. inputs: (rows, …), the first are images; rate: (rows, 1). taught: if not 0,
-        the others learn from the first, and count this much. objective: of one row, in place of the loss of its logits."""
+        the others learn from the first, and count this much. objective: of one row, in place of the loss of its logits. region: (rows,
+        entries) outside of which forward gets zeros."""
         cut = pieces(adaptation, labels.shape[1])
 
         def gradient(flat: Tensor, number: int) -> Tensor:
             """At these weights, on a piece of the batch."""
             some = (inputs[0][:, cut[number]], *inputs[1:])
-            return self._gradient(place, place.at(flat), forward, some, labels[:, cut[number]], taught, objective)
+            at = place.at(flat if region is None else torch.where(region, flat, zero(flat)))
+            return self._gradient(place, at, forward, some, labels[:, cut[number]], taught, objective)
 
         found = place.pulled(adapted(gradient, place.weights.flat, adaptation))
         place.move(found, rate, mask)
@@ -247,19 +265,21 @@ class Stacks:
         kept = weights.flat.dtype
         dtype, rows = computing(self.settings, weights.flat), len(labels)
         moves = place.weights.shapes if place.moves is None else place.moves
-        leaves = {name: view.detach().requires_grad_(name in moves) for name, view in weights.to(dtype).items()}
+        weights = weights.to(dtype)
+        weights = Packed(weights.flat[0], weights.shapes) if rows == 1 else weights
+        leaves = {name: view.detach().requires_grad_(name in moves) for name, view in weights.items()}
         pixels = self.pixels.normalise(inputs[0])
         inputs = (pixels if dtype == kept else pixels.to(dtype), *inputs[1:])
         of_rows, given = (objective, (*inputs, labels)) if objective else (forward, inputs)
         if rows == 1:  # the same without the cost of vmap
-            results = of_rows({name: leaf[0] for name, leaf in leaves.items()}, *(one[0] for one in given))[None]
+            results = of_rows(leaves, *(one[0] for one in given))[None]
         else:
             results = torch.vmap(of_rows)(leaves, *given)
         total = results.sum() if objective else self._losses(results.to(kept), labels, taught)
         wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
         found = iter(torch.autograd.grad(total, wanted, materialize_grads=True))
         every = (next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves.values())
-        return flattened(every, stacked=True).to(kept)
+        return flattened(every, stacked=rows > 1).reshape(rows, -1).to(kept)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.loss(logits, labels, label_smoothing=self.settings.label_smoothing)
@@ -286,7 +306,8 @@ class Stacks:
         moves: frozenset[str] | None = None,
     ) -> list[Start]:
         """Each row takes the steps of its course; rows with batches of equal size and one teacher make a stack. stack: what a step is
-        known by, and its inputs; most: rows of a stack."""
+        known by, and its inputs; most: rows of a stack. Rows take a step together if their subnets have the same input sizes; those
+        with others rest: they compute what a row beside them does, and do not move."""
         firsts = [next(course, None) for course in courses]
         results: dict[int, Start] = {}
         for row, first in enumerate(firsts):
@@ -295,7 +316,7 @@ class Stacks:
         alike: dict[Hashable, list[int]] = {}
         for row, first in enumerate(firsts):
             if first is not None:
-                alike.setdefault((len(first[1]), first[5:] if isinstance(first, SubnetStep) else None), []).append(row)
+                alike.setdefault((len(first[1]), first[5:7] if isinstance(first, SubnetStep) else None), []).append(row)
         for waiting in alike.values():
             size = ceil(len(waiting) / ceil(len(waiting) / most))  # stacks of equal size: a step is captured for one size
             for begin in range(0, len(waiting), size):
@@ -304,9 +325,13 @@ class Stacks:
                 place = self._place(kind, [starts[row] for row in [*rows, *rows[:1] * extra]], moves)
                 now, alive = [firsts[row] for row in rows], dict(enumerate(rows))
                 while alive:
-                    key, inputs = stack([*now, *now[:1] * extra], place.weights.flat.device)
+                    some = self._at_once({index: now[index] for index in alive})
+                    rest = _at_rest(now[some[0]])
+                    steps = [now[index] if index in some else rest for index in range(len(now))]
+                    key, inputs = stack([*steps, *[rest] * extra], place.weights.flat.device)
                     place.run(step_of(key), (inputs[1].shape, key), *inputs)
-                    for index, row in list(alive.items()):
+                    for index in some:
+                        row = alive[index]
                         following = next(courses[row], None)
                         if following is None:  # it stays in the stack until all are over, and nobody reads it
                             results[row] = Start(place.weights.row(index), place.momenta[index].clone())
@@ -314,6 +339,13 @@ class Stacks:
                         else:
                             now[index] = following
         return [results[row] for row in range(len(starts))]
+
+    def _at_once(self, steps: Mapping[int, Any]) -> list[int]:
+        """The rows that take their next step together: as many as possible, of several equal choices those with the first row."""
+        alike: dict[Hashable, list[int]] = {}
+        for index, step in steps.items():
+            alike.setdefault(self._sizes(step) if isinstance(step, SubnetStep) else None, []).append(index)
+        return max(alike.values(), key=len)
 
     def _place(self, kind: Hashable, starts: Sequence[Start], moves: frozenset[str] | None) -> WeightsInTraining:
         """The last packed weights of this kind and number, if there were any: their captured steps can be used again."""
@@ -344,6 +376,11 @@ class Stacks:
         each = computing(self.settings, one).itemsize * self.settings.batch * 2 * self.supernet.space.cost(architecture).activations
         room = GPU_SHARE * allowed_bytes(one.device) if one.is_cuda else CPU_BYTES
         return min(ROWS, max(1, int(room // each)))
+
+
+def _at_rest(step: Any) -> Any:
+    """The same for a row that must not move; a plain network's has ended, and nobody reads it."""
+    return step._replace(mask=torch.zeros_like(step.mask)) if isinstance(step, SubnetStep) else step
 
 
 def _stack(steps: Sequence[NetworkStep], device: torch.device) -> tuple[Hashable, Inputs]:

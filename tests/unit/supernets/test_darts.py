@@ -306,6 +306,8 @@ def test_what_many_have_in_common_by_hand() -> None:
     # an identity is no call, and nothing depends on what is not there
     assert rows(changed(one, g0=3, g1=0))[0] == [1, 6, 3, 2, 1, 1]
     assert rows(with_operations(space, "none", "none")) == [[1, 1]] * 3
+    # pools have no weights: all edges that leave a state have the same
+    assert rows(with_operations(space, "avg_pool_3x3", "max_pool_3x3")) == [[1, 2, 1, 1, 1, 1]] * 3
     macs = [Plan(space, [(0, architecture) for architecture in some]).macs for some in ([one], [other], [one, one], [one, other])]
     assert macs[:2] == [space.cost(one).macs, space.cost(other).macs]
     assert macs[2] == macs[0] + space.features * space.image.classes and macs[0] < macs[3] < macs[0] + macs[1]

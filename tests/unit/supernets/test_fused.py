@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.supernets import fused
+from fedloom.supernets.darts_parts import add_rows, pick_rows, pooled
+from fedloom.supernets.joint_norm import joint_norm
 from fedloom.supernets.normalisation import EPS
-from support.fused import compare, exact_norm, images, random, vectors
+from support.fused import compare, error, exact_norm, images, random, vectors
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 interpreted = pytest.mark.usefixtures("interpreter")
@@ -251,6 +253,76 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
     for act in ACTS:
         y = fused.norm_act(x, *vectors(8), None, act)
         assert y[:, 0].isnan().all() and y[:, 1:].isfinite().all()
+
+
+# -- joint normalisation of tokens and channels ----------------------------------------------------------------------------
+@interpreted
+@pytest.mark.parametrize("tokens, channels, widths", [(9, 24, (16, 24, 8)), (64, 72, (64, 72, 64)), (3, 8, (8, 8, 8))])
+def test_joint_normalisation_of_several_groups(tokens: int, channels: int, widths: tuple[int, ...]) -> None:
+    width = torch.tensor(widths)
+    x = torch.where(torch.arange(channels) < width[:, None, None, None], random(3, 2, tokens, channels) + 1, 0.0)
+    given = [x, *vectors(3, channels)]  # weights are not zero where x is: they must not be looked at
+
+    def exactly(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        made = [
+            F.pad(F.layer_norm(one[..., :n], (tokens, n), eps=EPS) * w[:n] + b[:n], (0, channels - n))
+            for one, w, b, n in zip(x, weight, bias, widths, strict=True)
+        ]
+        return torch.stack(made)
+
+    compare(lambda *all: torch.vmap(joint_norm)(*all, width), exactly, given, 1e-5)
+    compare(lambda *all: torch.vmap(joint_norm)(*all, width), exactly, [part.bfloat16() for part in given], 2e-2)
+    compare(
+        lambda x, w, b: torch.vmap(joint_norm, in_dims=(0, None, None, 0))(x, w[0], b[0], width),
+        lambda x, w, b: exactly(x, w[:1].expand(3, -1), b[:1].expand(3, -1)),
+        given,
+        1e-5,
+    )
+    with torch.no_grad():
+        assert error(joint_norm(*given, width), exactly(*(part.double() for part in given))) < 1e-5
+        shared = joint_norm(x, given[1][0], given[2][0], width)
+        assert error(shared, exactly(*(part.double() for part in (x, *(part[:1].expand(3, -1) for part in given[1:]))))) < 1e-5
+
+
+# -- cells of DARTS --------------------------------------------------------------------------------------------------------
+@interpreted
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("maximum", [True, False], ids=["maximum", "mean"])
+@pytest.mark.parametrize("channels, side", [(20, 5), (8, 1)])
+def test_pools_of_several_networks(channels: int, side: int, maximum: bool, stride: int) -> None:
+    x = images(2, 3, channels, side, side) - 3  # below zero: what lies outside is not a zero
+    torch.testing.assert_close(pooled(x, maximum, stride), torch.stack([pooled(one, maximum, stride) for one in x]))
+    half = x.bfloat16()
+    torch.testing.assert_close(pooled(half, maximum, stride), torch.stack([pooled(one, maximum, stride) for one in half]))
+    x[0, 0, 0, 0, 0] = torch.nan
+    assert pooled(x, maximum, stride).isnan().sum() == torch.stack([pooled(one, maximum, stride) for one in x]).isnan().sum() > 0
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_rows(dtype: torch.dtype) -> None:
+    """Of three rows, of none, of one, of none at the end; rows before and after stay."""
+    rows = random(9, 4, 5, dtype=dtype)
+    terms, starts = torch.tensor([0, 2, 3, 1]), torch.tensor([0, 3, 3, 4])
+    expected = rows.clone()
+    expected[4], expected[5], expected[6], expected[7] = rows[[0, 2, 3]].float().sum(0), 0, rows[1], 0
+    found = rows.clone()
+    add_rows(found, terms, starts, 4)
+    torch.testing.assert_close(found, expected)
+    add_rows(found, terms[:0], starts[:1], 8)
+    assert not found[8].any() and torch.equal(found[:4], rows[:4])
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_picked_side_by_side(dtype: torch.dtype) -> None:
+    rows, index = random(5, 2, 3, 3, 20, dtype=dtype), torch.tensor([4, 0, 1, 1, 3, 2])
+    rows[0, 0, 0, 0, 0] = torch.nan
+    for rectify in (False, True):
+        expected = F.relu(rows) if rectify else rows
+        torch.testing.assert_close(pick_rows(rows, index, rectify=rectify), expected[index], equal_nan=True)
+        beside = torch.cat([expected[index[0::2]], expected[index[1::2]]], -1)
+        torch.testing.assert_close(pick_rows(rows, index, 2, rectify), beside, equal_nan=True)
 
 
 # -- without kernels -----------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from fedloom.core.seeds import rng
 from fedloom.spaces.base import round_to_eight
 from fedloom.spaces.nasvit import NASViT, NASViTSettings
 from fedloom.supernets.foreign import PUBLIC
+from fedloom.supernets.joint_norm import joint_norm
 from fedloom.supernets.nasvit import NASViTSupernet, _round_to_eight
-from fedloom.supernets.nasvit_attention import joint_norm, position_bias
+from fedloom.supernets.nasvit_attention import position_bias
 from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import weights_of
 from support.nasvit import CLOSE, imported, narrow, original, public_state, reference, with_values
@@ -27,7 +28,7 @@ def test_joint_norm_is_over_tokens_and_channels_together() -> None:
     torch.testing.assert_close(joint_norm(x, weight, bias, 16), expected)
     # Of the first 16 of 24 channels, the same; a plain layer norm over 24 would count eight zeros per token.
     wide, more = F.pad(x, (0, 8)), torch.ones(8)
-    masked = joint_norm(wide, torch.cat([weight, more]), torch.cat([bias, more]), torch.tensor(16), torch.arange(24) < 16)
+    masked = joint_norm(wide, torch.cat([weight, more]), torch.cat([bias, more]), torch.tensor(16))
     torch.testing.assert_close(masked, F.pad(expected, (0, 8)))
 
 

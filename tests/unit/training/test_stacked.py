@@ -18,9 +18,12 @@ from fedloom.core.seeds import rng
 from fedloom.maths.distillation import balanced_softmax
 from fedloom.spaces.base import ImageShape
 from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
+from fedloom.spaces.nasvit import NASViT, NASViTSettings
 from fedloom.supernets.base import Weights
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
+from fedloom.supernets.nasvit import NASViTSupernet
 from fedloom.training import stacked as module
+from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.local import NetworkJob, SupernetJob, Trainer, one_of
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
@@ -217,6 +220,37 @@ def test_a_trainer_stacks_supernets_with_unequal_examples(supernet: MobileNetV3S
             check(other.weights, one.weights, weights)
         else:
             assert same(one.weights, weights) and same(other.weights, weights)
+
+
+def test_rows_whose_subnets_see_other_sizes_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three supernets, three sizes, in another order each: as alone, and in fewer steps than one after the other takes."""
+    supernet = NASViTSupernet(NASViT(replace(NASViTSettings.tiny(), depth=0.1), ImageShape(1, 8, 3)))
+    subnets = [replace(supernet.space.named["medium"], choices=(size, *supernet.space.named["medium"].choices[1:])) for size in range(3)]
+    turns = [(0, 1, 2), (0, 2, 1), (1, 2)]
+
+    def jobs() -> Iterator[SupernetJob]:
+        for seed, sizes in enumerate(turns):
+            weights = {name: tensor.double() for name, tensor in supernet.initial(seed).items()}
+            drawn = iter([[subnets[size]] for size in sizes])
+            yield SupernetJob(
+                weights, lambda _, drawn=drawn: next(drawn), examples_of(8, seed), [0.05] * len(sizes), np.random.default_rng(seed)
+            )  # type: ignore[misc]
+
+    alone = Trainer(supernet, SLICED, PIXELS)._train_supernets([*jobs()])
+    steps: list[tuple[int, int]] = []
+    run = WeightsInTraining.run
+
+    def listen(self: WeightsInTraining, step: Any, key: Any, *inputs: Any) -> None:
+        steps.append((key[1][0][0], int(inputs[4].any(1).sum())))  # the size, and the rows that move
+        run(self, step, key, *inputs)
+
+    monkeypatch.setattr(WeightsInTraining, "run", listen)
+    together = Trainer(supernet, STACKED, PIXELS)._train_supernets([*jobs()])
+    for job, one, other in zip(jobs(), alone, together, strict=True):
+        check(other.weights, one.weights, job.weights)
+        assert one.momenta is not None and other.momenta is not None
+        torch.testing.assert_close(other.momenta, one.momenta)
+    assert steps == [(5, 2), (6, 2), (9, 3), (6, 1)]
 
 
 def test_a_trainer_stacks_networks_with_unequal_examples(supernet: MobileNetV3Supernet) -> None:
