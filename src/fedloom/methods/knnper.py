@@ -17,14 +17,16 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import Examples, PersonalModel
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Report
 from fedloom.core.method import Answer
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
 from fedloom.methods.fixed import FixedNetwork, FixedSettings, FixedState, Visit
 from fedloom.supernets.base import Weights
-from fedloom.supernets.neighbours import with_neighbours
+from fedloom.supernets.neighbours import has_room, with_neighbours
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.scoring import Score, score_of
 
@@ -61,8 +63,11 @@ class KNNPer(FixedNetwork[KNNPerState]):
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> KNNPerState:
-        state = super().start(seed)
-        self.tools.supernet.classifier(self.tools.tensors(state.weights))  # refuses a space without features
+        state, supernet = super().start(seed), self.tools.supernet
+        place = supernet.classifier(self.tools.tensors(state.weights))[0].removesuffix(".weight")  # refuses a head of another kind
+        if not has_room(supernet.network(Architecture.parse(state.architecture)), place):
+            what = f"{place} of the stand-alone networks of {self.tools.space.name} is no nn.Linear, beside which knnper stores examples"
+            raise InvalidConfig(f"{what}. Choose another space or method", key="space")
         return state
 
     # -- client ---------------------------------------------------------------

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedloom.supernets.plain import StandAlone
+
 KEYS = ".keys"  # how the name of the stored features ends
 LEAST = 1e-12  # of a probability, so that its logarithm is finite
 
@@ -38,10 +40,10 @@ class Neighbours(nn.Module):
     share: Tensor
     scale: Tensor
 
-    def __init__(self, linear: nn.Linear, examples: int, count: int) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter, examples: int, count: int) -> None:
         super().__init__()
-        self.weight, self.bias, self.nearest = linear.weight, linear.bias, count
-        classes, features = linear.weight.shape
+        self.weight, self.bias, self.nearest = weight, bias, count
+        classes, features = weight.shape
         shapes = {"keys": (examples, features), "values": (examples, classes), "count": (1,), "share": (1,), "scale": (1,)}
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape))
@@ -57,10 +59,18 @@ def fitted(network: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         place = name.removesuffix(KEYS)
         if place == name or f"{place}.count" not in state:
             continue
-        linear, count = network.get_submodule(place), int(state[f"{place}.count"])
-        if not isinstance(linear, nn.Linear):
+        count = int(state[f"{place}.count"])
+        if not has_room(network, place):
             raise ValueError(f"{place} is no linear layer of this network, so that neighbours cannot stand beside it")
         if not 1 <= count <= len(keys):
             raise ValueError(f"{count} neighbours of {len(keys)} stored examples")
-        network.set_submodule(place, Neighbours(linear, len(keys), count))
+        linear = network.get_submodule(place)
+        network.set_submodule(place, Neighbours(linear.get_parameter("weight"), linear.get_parameter("bias"), len(keys), count))
+        if isinstance(network, StandAlone):
+            network.asks(place)
     return network
+
+
+def has_room(network: nn.Module, place: str) -> bool:
+    """Whether neighbours can take the place of a layer."""
+    return isinstance(network, StandAlone) or isinstance(network.get_submodule(place), nn.Linear)

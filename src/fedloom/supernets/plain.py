@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from fedloom.core.architecture import Architecture
@@ -18,6 +19,7 @@ class StandAlone(nn.Module):
     ) -> None:
         super().__init__()
         self._compute, self._architecture, self._norms = compute, architecture, tuple(statistics)
+        self._asked = ""
         for name, tensor in weights.items():
             module, _, leaf = name.rpartition(".")
             self._module(module).register_parameter(leaf, nn.Parameter(tensor))
@@ -34,7 +36,17 @@ class StandAlone(nn.Module):
             module = module.get_submodule(part)
         return module
 
+    def asks(self, place: str) -> None:
+        """From now on the module at this path, not ``compute``, makes logits of what the classifier sees."""
+        self._asked = place
+
     def forward(self, images: Tensor) -> Tensor:
         held = self.state_dict(keep_vars=True)
         known = Statistics({name: (held[f"{name}.running_mean"], held[f"{name}.running_var"]) for name in self._norms})
-        return self._compute(images, held, self._architecture, None if self.training else known)
+        if not self._asked:
+            return self._compute(images, held, self._architecture, None if self.training else known)
+        same = torch.eye(held[f"{self._asked}.weight"].shape[1], device=images.device)  # a classifier that hands on what it gets
+        held |= {f"{self._asked}.weight": same, f"{self._asked}.bias": torch.zeros_like(same[0])}
+        features = self._compute(images, held, self._architecture, None if self.training else known)
+        logits: Tensor = self.get_submodule(self._asked)(features)
+        return logits

@@ -13,12 +13,16 @@ import torch
 from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
+from fedloom.core.errors import InvalidConfig
 from fedloom.engine.run import Watcher
 from fedloom.models import load_model
 from fedloom.models.export import FORMATS
 from fedloom.models.predict import read_model
+from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
 from fedloom.supernets.neighbours import with_neighbours
 from fedloom.testing import Played
+from fedloom.testing.plugged import plugged
+from support.toy import TOY
 
 LEARNT = ("training.rate=0.1", "training.epochs=4", "split.size=40", "split.test_size=30", "participants=3", "knnper.neighbours=5")
 
@@ -98,3 +102,28 @@ def test_files_hold_the_whole_model(format: str, tiny: Callable[..., Settings], 
     said = original.probabilities(images)
     head.get_buffer("share").fill_(1.0 if head.get_buffer("share").item() < 0.5 else 0.0)
     assert not torch.allclose(original.probabilities(images), said, atol=1e-3)
+
+
+def test_a_space_whose_networks_follow_from_its_supernet(tiny: Callable[..., Settings], tmp_path: Path) -> None:
+    """Saved, loaded and exported, it has the accuracy that the client found."""
+    with plugged(TOY):
+        played = Played(tiny("method=knnper", "space=toy", "knnper.neighbours=3"))
+        answer, data = played.farewell("client-000"), played.federation.data_of("client-000")
+        assert answer.model is not None
+        arrays = {name: torch.from_numpy(array) for name, array in answer.model.arrays.items()}
+        network = played.tools.supernet.load(Architecture.parse(answer.model.architecture), arrays)
+        images = played.tools.pixels.normalise(data.test.images)
+        program = torch.export.export(network, (images,)).module()
+        with torch.no_grad():
+            said = network(images)
+            assert torch.allclose(program(images), said, atol=1e-5)
+        assert (said.argmax(1) == data.test.labels).double().mean().item() == answer.diary.test_accuracy
+        assert torch.allclose(said.exp().sum(1), torch.ones(len(said)), atol=1e-5)  # logarithms of probabilities
+
+
+def test_a_space_without_room_for_neighbours_is_refused(tiny: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    network = torch.nn.Sequential()
+    network.add_module("classifier", torch.nn.Identity())
+    monkeypatch.setattr(MobileNetV3Supernet, "network", lambda self, architecture: network)
+    with pytest.raises(InvalidConfig, match=r"no nn\.Linear.*Choose another space"):
+        Played(tiny("method=knnper"))
