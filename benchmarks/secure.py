@@ -63,6 +63,9 @@ class Direct:
     def clients(self) -> Sequence[str]:
         return list(self.members)
 
+    def fewest(self, asked: int) -> int:
+        return asked
+
     def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
         return [Report(instruction.client, instruction.round) for instruction in instructions]
 

@@ -159,6 +159,27 @@ def test_a_site_that_comes_back_goes_on_where_it_was(tmp_path: Path) -> None:
     assert federation.said == ["c, round 1: the connection is lost"] * 3
 
 
+def test_where_a_round_needs_all_its_sites_a_sum_waits_for_them(tmp_path: Path) -> None:
+    """As it waits for reports: `minimum` is 0."""
+    federation = Secure(tmp_path, parts=False, round=RoundSettings(patience=0, message_mb=1))
+    site = federation.sites["c"]
+
+    deliver = federation.post.sites["c"]
+
+    def lossy(data: bytes) -> Any:
+        answer = deliver(data)
+        if "c" not in federation.post.connections:
+            federation.post.connections["c"] = f"again {len(federation.said)}"
+        return answer
+
+    site.dies = lambda instruction: instruction.action == MASKED and len(federation.said) < 4
+    federation.post.sites["c"] = lossy
+    (found,) = federation.exchange()
+    assert same(found, federation.expected("abcde"))
+    assert "c, round 1: the connection is lost, 3 times: left out" in federation.said
+    assert "round 1 has 4 of the 5 reports it needs; asking c again" in federation.said
+
+
 @pytest.mark.parametrize("dead", ["cd", "bcde"])
 def test_fewer_than_the_threshold_open_nothing_and_the_round_says_so_in_one_line(dead: str, tmp_path: Path) -> None:
     federation = Secure(tmp_path)

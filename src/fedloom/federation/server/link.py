@@ -96,8 +96,12 @@ class FlowerLink:
     def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
         by_site = {instruction.client: instruction for instruction in instructions}
         final = any(instruction.action == FINISH for instruction in instructions)
-        needed = 0 if final else min(self._settings.minimum or len(by_site), len(by_site))
+        needed = 0 if final else self.fewest(len(by_site))
         return self._exchanged(Round(by_site, needed, self._released, self._write_down, once=False))
+
+    def fewest(self, asked: int) -> int:
+        """Reports without which a round of so many sites does not end."""
+        return min(self._settings.minimum or asked, asked)
 
     def ask(self, instructions: Sequence[Instruction], needed: int, check: Check, done: Done) -> list[Report]:
         """A part of a round: the answers that pass ``check``. It waits for ``needed`` of them, or as long as

@@ -196,7 +196,8 @@ class SecureLink:
             return report
 
         needed = self._needed(roll)
-        reports = self._ask([self._question(opening, site) for site in opening.members], needed, len(roll.cards), check)
+        questions = [self._question(opening, site) for site in opening.members]
+        reports = self._ask(questions, needed, len(roll.cards), check, wanted=needed)
         total, which = opening.total.copy(), roll.labels.index(label)
         for site in opening.members:
             shares = {roll.number(report.client): report.arrays["opened"][site].tobytes() for report in reports}
@@ -223,9 +224,10 @@ class SecureLink:
         return Instruction(site, roll.round, OPEN, 0, {"cards": roll.to_arrays(), "shares": boxes}, facts)
 
     def _ask(
-        self, instructions: Sequence[Instruction], needed: int, of: int, check: Callable[[Report, Instruction], Report]
+        self, instructions: Sequence[Instruction], needed: int, of: int, check: Callable[[Report, Instruction], Report], wanted: int = 0
     ) -> list[Report]:
-        reports = self.link.ask(instructions, needed, check, self._add)
+        """Answers, at least ``needed`` of them. wanted: how many are waited for; 0: as many as a round of reports would need."""
+        reports = self.link.ask(instructions, wanted or max(needed, self.link.fewest(len(instructions))), check, self._add)
         if len(reports) < needed:
             raise TooFew(f"{len(reports)} sites are left in a sum of {of}, and {needed} are needed to open it")
         return reports
