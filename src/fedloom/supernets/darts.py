@@ -38,6 +38,7 @@ Run = Callable[[Part, Tensor], Tensor]
 class DARTSSupernet(Supernet[DARTS]):
     pathwise = True
     in_groups = True
+    likes_zeros = True
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -130,6 +131,10 @@ class DARTSSupernet(Supernet[DARTS]):
             return cast(Tensor, made)
 
         return self._network(images, weights, run, one_by_one(edge))
+
+    def among_zeros(self, images: Tensor, weights: Weights, genes: Tensor) -> Tensor:
+        run = partial(run_part, weights=weights, statistics=None)
+        return self._network(images, weights, run, Edges(self.space, weights, genes, among_zeros=True).leaving)
 
     def _network(self, images: Tensor, weights: Weights, run: Run, leaving: Leaving) -> Tensor:
         """The skeleton: how cells and nodes are connected."""

@@ -8,6 +8,7 @@ lacks (``reach``, ``active`` and masks in ``elastic.py``). Pools have no weights
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -27,32 +28,45 @@ ORDER = tuple(number for numbers in LEAVING for number in numbers)  # edges by t
 
 class Edges:
     """The edges of one network. genes: (28,) on the device; weights: the whole supernet's. Normalised by the moments of the batch.
+    among_zeros: weights that no gene asks for are zero.
 
     What genes pick is picked for all edges of a cell at once, in few launches.
     """
 
-    def __init__(self, space: DARTS, weights: Weights, genes: Tensor) -> None:
-        self.space, self.weights = space, weights
+    def __init__(self, space: DARTS, weights: Weights, genes: Tensor, among_zeros: bool = False) -> None:
+        self.space, self.weights, self.among_zeros = space, weights, among_zeros
         operations = torch.arange(len(space.operations), device=genes.device)
         chosen = genes.reshape(len(KINDS), len(EDGES), 1) == operations
         columns = (torch.stack([row[number] for number in ORDER]).unbind(1) for row in chosen)
         self.has = [dict(zip(space.operations, column, strict=True)) for column in columns]  # by kind of cell: (edges,) which have it
         self.flags = [self._flags(has) for has in self.has]
-        self.picked: tuple[str, list[dict[str, Tensor]]] = "", []  # the cell that runs, and the weights of edges by their source
+        self.picked: tuple[str, list[dict[str, Tensor]]] = "", []  # the cell that runs, and the weights of edges by their level
 
     def leaving(self, cell: Cell, source: int, x: Tensor) -> list[tuple[int, Tensor]]:
-        """What the edges that leave a state of a cell make of it."""
-        numbers = LEAVING[source]
-        if not numbers:
-            return []
+        """What the edges that leave a state of a cell make of it. Those of both inputs run together, when the second is there."""
         if self.picked[0] != cell.name:
             self.picked = cell.name, self._weights(cell)
-        own, flags = self.picked[1][source], self.flags[cell.kind][source]
-        stride, rectified = cell.stride if source < INPUTS else 1, F.relu(x)
+        if source == 0:
+            self.first = x
+        numbers, level = (LEAVING[0] + LEAVING[1], 0) if source < INPUTS else (LEAVING[source], source - 1)
+        if source == 0 or not numbers:
+            return []
+        own, flags = self.picked[1][level], self.flags[cell.kind][level]
+        stride = cell.stride if source < INPUTS else 1
         own = own if stride == 2 else {name: weight for name, weight in own.items() if name not in ("even", "odd")}
-        base = self._without_weights(cell, numbers, x, stride, flags)
-        made = torch.vmap(lambda *one: self._edge(rectified, stride, *one))(base, own, flags)
+        run = partial(self._of_source, cell, LEAVING[source], stride)
+        if source < INPUTS:  # both inputs have equally many edges
+            both = torch.stack([one.permute(0, 2, 3, 1) for one in (self.first, x)]).permute(0, 1, 4, 2, 3)  # channels stay last
+            halved = ({name: part.unflatten(0, (INPUTS, -1)) for name, part in parts.items()} for parts in (own, flags))
+            made = torch.vmap(run)(both, *halved).flatten(0, 1)
+        else:
+            made = run(x, own, flags)
         return list(zip(numbers, made.unbind(), strict=True))
+
+    def _of_source(self, cell: Cell, numbers: Sequence[int], stride: int, x: Tensor, own: Weights, flags: Weights) -> Tensor:
+        """(edges, n, c, h, w): those that leave one state."""
+        rectified, base = F.relu(x), self._without_weights(cell, numbers, x, stride, flags)
+        return torch.vmap(lambda *one: self._edge(rectified, stride, *one))(base, own, flags)
 
     def _edge(self, rectified: Tensor, stride: int, y: Tensor, own: Weights, flags: Weights) -> Tensor:
         """One edge: y is what it makes without weights."""
@@ -84,7 +98,7 @@ class Edges:
 
     # -- picked by genes ----------------------------------------------------------
     def _flags(self, has: Weights) -> list[dict[str, Tensor]]:
-        """(edges,) each, by source."""
+        """(edges,) each, by level."""
 
         def any_of(names: Sequence[str]) -> Tensor:
             return torch.stack([has[name] for name in names if name in has]).any(0)
@@ -96,17 +110,17 @@ class Edges:
         if DILATED[0] in has:
             flags["dilated"] = any_of(DILATED)
             flags["active_dilated"] = MANY * flags["dilated"]
-        return _by_source(flags)
+        return _by_level(flags)
 
     def _weights(self, cell: Cell) -> list[dict[str, Tensor]]:
-        """(edges, …) each, by source; zeros where an edge has nothing of the kind."""
+        """(edges, …) each, by level; zeros where an edge has nothing of the kind."""
         picked = {name: dict.fromkeys(SEPARABLE, f"{name}.weight") for name in ("depth1", "point1", "depth2", "point2")}
         if DILATED[0] in self.space.operations:
             picked["dilated"] = dict.fromkeys(DILATED, "depth.weight")
             picked["point1"] |= dict.fromkeys(DILATED, "point.weight")
         if cell.stride == 2:
             picked |= {half: {"skip_connect": f"halve.{half}.weight"} for half in ("even", "odd")}
-        return _by_source({name: self._pick(cell, names) for name, names in picked.items()})
+        return _by_level({name: self._pick(cell, names) for name, names in picked.items()})
 
     def _pick(self, cell: Cell, names: Mapping[str, str]) -> Tensor:
         """names: of a weight inside each operation that has it, of kernels that grow. Weights that no gene asks for may be no numbers."""
@@ -118,12 +132,17 @@ class Edges:
             stack = torch.stack([some if weight is None else weight for weight in weights])
             if total is not None and stack.shape != total.shape:
                 stack = F.pad(stack, [(total.shape[-1] - stack.shape[-1]) // 2] * 4)
+            if self.among_zeros:
+                total = stack if total is None else total + stack
+                continue
             has = self.has[cell.kind][operation].reshape(-1, *[1] * (stack.ndim - 1))
             total = torch.where(has, stack, stack.new_zeros(()) if total is None else total)
         assert total is not None
         return total
 
 
-def _by_source(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    parts = {name: tensor.split([len(numbers) for numbers in LEAVING]) for name, tensor in tensors.items()}
-    return [{name: part[source] for name, part in parts.items()} for source in range(len(LEAVING))]
+def _by_level(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Of the edges that leave the inputs of a cell, then of those that leave its first node, and so on."""
+    counts = [len(LEAVING[0] + LEAVING[1]), *(len(numbers) for numbers in LEAVING[INPUTS:])]
+    parts = {name: tensor.split(counts) for name, tensor in tensors.items()}
+    return [{name: part[level] for name, part in parts.items()} for level in range(len(counts))]

@@ -14,7 +14,7 @@ from fedloom.spaces.darts import Part
 from fedloom.spaces.genotype import EDGES, INPUTS, NODES
 from fedloom.supernets import fused
 from fedloom.supernets.base import Weights
-from fedloom.supernets.elastic import batch_norm, convolved, pointwise
+from fedloom.supernets.elastic import batch_norm, convolved, mean_pool, pointwise
 from fedloom.supernets.normalisation import Statistics
 
 SMALL = 2**15  # numbers in a state up to which a few grouped kernels take less time (on a CPU down to half) than many single ones
@@ -92,7 +92,7 @@ def pooled(x: Tensor, maximum: bool, stride: int) -> Tensor:
         made: Tensor = _kernels().pooled(x.movedim(2, -1).contiguous(), maximum, stride)
         return made.movedim(-1, 2)
     flat = x.flatten(0, -4)
-    y = F.max_pool2d(flat, 3, stride, 1) if maximum else F.avg_pool2d(flat, 3, stride, 1, count_include_pad=False)
+    y = F.max_pool2d(flat, 3, stride, 1) if maximum else mean_pool(flat, 3, stride, 1, counts_padding=False)
     return y.unflatten(0, x.shape[:-3])
 
 

@@ -191,6 +191,29 @@ def convolved(
     return F.conv2d(x, weight, None, stride, dilation * (kernel // 2), dilation, groups)
 
 
+def mean_pool(x: Tensor, kernel: int, stride: int, padding: int, counts_padding: bool) -> Tensor:
+    """Means of kernel x kernel pixels. counts_padding: zeros around the map count among them. x: (n, c, h, w).
+
+    On a GPU torch's gradient is wrong where channels lie last and there is padding (PyTorch issue 188344, in 2.11 and before). So zeros are
+    put around the map there before it is pooled.
+    """
+    if not x.is_cuda or not padding:
+        return F.avg_pool2d(x, kernel, stride, padding, count_include_pad=counts_padding)
+    return mean_pool_of_padded(x, kernel, stride, padding, counts_padding)
+
+
+def mean_pool_of_padded(x: Tensor, kernel: int, stride: int, padding: int, counts_padding: bool) -> Tensor:
+    y = F.avg_pool2d(F.pad(x, [padding] * 4), kernel, stride)
+    return y if counts_padding else y * _over_inside(*x.shape[-2:], kernel, stride, padding, x.dtype, x.device)
+
+
+@cache
+def _over_inside(h: int, w: int, kernel: int, stride: int, padding: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(pooled h, pooled w) the pixels of a kernel over those of them inside of the map."""
+    ones = F.pad(torch.ones(1, 1, h, w, dtype=torch.float64), [padding] * 4)
+    return (1 / F.avg_pool2d(ones, kernel, stride)[0, 0]).to(device, dtype)
+
+
 def normed(
     x: Tensor,
     weights: Mapping[str, Tensor],

@@ -31,7 +31,7 @@ from fedloom.spaces.nasvit import (
 )
 from fedloom.supernets.base import SUPERNETS, Region, Weights, resized
 from fedloom.supernets.chain import Chain
-from fedloom.supernets.elastic import below, constant, counting, only, pick, pointwise, sent, zero
+from fedloom.supernets.elastic import below, constant, counting, mean_pool, only, pick, pointwise, sent, zero
 from fedloom.supernets.inverted import PlainNetwork, run_branch, run_head, run_network, run_stem
 from fedloom.supernets.nasvit_attention import attention_block, scaled
 from fedloom.supernets.nasvit_plain import plain_block
@@ -171,7 +171,7 @@ def _pooled(x: Tensor, block: ConvolutionBlock) -> Tensor:
     """The shortcut at the size of the branch: means of four pixels, zeros around a map of odd side counted among them."""
     if block.stride == 1:
         return x
-    return F.avg_pool2d(x.flatten(0, -4), 2, padding=block.size % 2).unflatten(0, x.shape[:-3])
+    return mean_pool(x.flatten(0, -4), 2, 2, block.size % 2, counts_padding=True).unflatten(0, x.shape[:-3])
 
 
 def _layers(piece: Piece) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Moments of batch normalisation on a CPU: as exact as the library's own in the layout that it sums in double precision."""
+"""Moments of batch normalisation on a CPU: as exact as the library's own in the layout that it sums in double precision. And means of
+pixels with the library's gradients, by another way on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.supernets.elastic import batch_norm, pointwise
+from fedloom.supernets.elastic import batch_norm, mean_pool, mean_pool_of_padded, pointwise
 from fedloom.supernets.normalisation import EPS, FEW, SHORT, Statistics
 
 SHAPES = [  # images, channels, side; 7 and 499 are prime: little to split a sum by
@@ -118,3 +119,32 @@ def test_gradients_of_normalisation(shape: tuple[int, int, int], affine: bool) -
         found.append(torch.autograd.grad((normalise(*own) * pull).sum(), own))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+POOLS = [(3, 1, False), (3, 2, False), (2, 2, True)]  # kernel, stride, whether padding counts: of DARTS, and of NASViT on odd sides
+
+
+def pooled_with_gradient(pool: Callable[..., Tensor], x: Tensor, *settings: int) -> Moments:
+    x = x.detach().requires_grad_()
+    y = pool(x, *settings)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y)
+    return y, torch.autograd.grad(y, x, upstream)[0]
+
+
+@pytest.mark.parametrize("side", [1, 4, 5])
+@pytest.mark.parametrize("kernel, stride, counted", POOLS)
+def test_zeros_put_around_a_map_before_it_is_pooled(kernel: int, stride: int, counted: bool, side: int) -> None:
+    x = torch.randn(3, 8, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found, expected = (pooled_with_gradient(pool, x, kernel, stride, 1, counted) for pool in (mean_pool_of_padded, mean_pool))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel, stride, counted", POOLS)
+def test_gradients_of_pools_on_a_gpu_where_channels_lie_last(kernel: int, stride: int, counted: bool) -> None:
+    x = torch.randn(3, 8, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = pooled_with_gradient(mean_pool, x, kernel, stride, 1, counted)
+    found = pooled_with_gradient(mean_pool, x.cuda().contiguous(memory_format=torch.channels_last), kernel, stride, 1, counted)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other)
