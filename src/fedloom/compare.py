@@ -31,7 +31,7 @@ from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig, Unusabl
 from fedloom.core.sharing import sharing
 from fedloom.engine.events import Event, Events
 from fedloom.engine.store import read_result
-from fedloom.files import read_plain
+from fedloom.files import ORDER, read_plain, write_file
 from fedloom.methods.base import METHODS
 from fedloom.training.together import answers
 
@@ -212,6 +212,17 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def write_order(runs: Sequence[PlannedRun], folder: Path) -> None:
+    """Which method the others are compared with, for whoever looks at the folder later: the first."""
+    methods = list(dict.fromkeys(run.method for run in runs))
+    write_file(folder / ORDER, (json.dumps({"methods": methods}) + "\n").encode())
+
+
+def common_folder(runs: Sequence[PlannedRun]) -> Path:
+    """Of all runs of a comparison; a sweep has a folder for each value in it."""
+    return runs[0].folder.parent.parent if runs[0].value else runs[0].folder.parent
 
 
 def usual_jobs(settings: Settings) -> int:

@@ -280,7 +280,7 @@ def fill(kind: type, table: Any, where: str = "") -> Any:
 def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise InvalidConfig(f"{key} must be a list such as [1, 2], got {_shown(value)}", key=key)
+            raise InvalidConfig(f"{key} must be a list such as {_list_like(value, get_args(hint)[0])}, got {_shown(value)}", key=key)
         return tuple(_checked(f"{key}[{index}]", part, get_args(hint)[0], limits) for index, part in enumerate(value))
     if hint is float and type(value) is int:
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
@@ -301,6 +301,14 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
         bounds += [f"at most {high:g}"] if high is not None else []
         raise InvalidConfig(f"{key} must be {' and '.join(bounds)}, got {value!r}", key=key)
     return value
+
+
+def _list_like(value: Any, kind: type) -> str:
+    """What was meant, as a shell passes it on: quotes around the list, and around text in it."""
+    if kind is not str:
+        return "[1, 2]"
+    words = [word.strip(" \"'") for word in str(value).strip("[]").split(",")] if isinstance(value, str) else []
+    return f"'{json.dumps([printable(word, 60) for word in words if word] or ['one', 'two'], ensure_ascii=False)}'"
 
 
 def _shown(value: Any) -> str:

@@ -26,6 +26,7 @@ from fedloom.core.errors import DamagedRun, UnusableFolder
 from fedloom.core.messages import Array, Arrays
 from fedloom.core.reading import parse_json
 
+ORDER = "comparison.json"  # in the folder of a comparison: its methods, first the one that the others are compared with
 DIGEST = 32  # hexadecimal digits in front of the facts
 CROWDED = (errno.EMFILE, errno.ENFILE)  # too many open files, of this process or of the machine: others may close theirs
 CROWDED_SECONDS = 60.0  # to wait for that

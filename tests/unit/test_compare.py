@@ -51,6 +51,7 @@ def test_runs_are_ordinary_runs_made_once(fedloom_: Fedloom, tiny_file: Path, tm
         assert f"{name}: {result['accuracy']['mean']:.1%} ± " in shown.out
     assert (base / "fedavg-0/state/split.safetensors").read_bytes() == (base / "local-0/state/split.safetensors").read_bytes()
 
+    assert json.loads((base / "comparison.json").read_text()) == {"methods": ["fedavg", "local"]}  # whom a report compares with whom
     before = everything(base)
     monkeypatch.setattr(compare, "FEDLOOM", ("false",))  # nothing is run again
     again = fedloom_(*command, "--json", "--table", "t.csv", "--table", "t.md", "--courses", "courses.csv")

@@ -22,7 +22,8 @@ class Use:
     client: str
     tier: int
     memory_mb: float  # it has
-    used_mb: float  # by the network of its last participation
+    rounds_mb: float  # most that training in a round took, or would have taken
+    network_mb: float  # training of its own network took, at its last participation
     participations: int  # in rounds
     over: int  # of them with a network that did not fit
 
@@ -51,13 +52,17 @@ def used(entries: Iterable[LedgerEntry], hardware: Mapping[str, Hardware]) -> Me
     rounds: dict[int, list[bool]] = {}
     for entry in entries:
         own = hardware[entry.client]
-        # Of a network that was not trained because it did not fit, from the share that its client noted.
-        needed = entry.notes["memory"] * own.memory_mb if entry.notes.get("out_of_memory") else entry.peak_memory_mb
-        use = replace(uses.get(entry.client, Use(entry.client, own.tier, own.memory_mb, 0.0, 0, 0)), used_mb=round(needed, 6))
-        if not entry.final:
+        # Where its client noted a share of its memory, that decided whether the network fits: it may be measured, and a network that
+        # did not fit was not trained at all.
+        share = entry.notes.get("memory") if own.memory_mb else None
+        needed = round(entry.peak_memory_mb if share is None else share * own.memory_mb, 6)
+        use = uses.get(entry.client, Use(entry.client, own.tier, own.memory_mb, 0.0, 0.0, 0, 0))
+        if entry.final:
+            use = replace(use, network_mb=needed)
+        else:
             over = bool(own.memory_mb) and needed > own.memory_mb
             rounds.setdefault(entry.round, []).append(over)
-            use = replace(use, participations=use.participations + 1, over=use.over + over)
+            use = replace(use, rounds_mb=max(use.rounds_mb, needed), participations=use.participations + 1, over=use.over + over)
         uses[entry.client] = use
     shares = tuple(sum(those) / len(those) for _, those in sorted(rounds.items()))
     return MemoryUse(tuple(sorted(uses.values(), key=lambda use: (use.memory_mb, use.client))), shares)

@@ -32,7 +32,7 @@ from fedloom.engine.processes import ProcessesLink, worker_processes
 from fedloom.engine.protection import Account, Protection, simulated
 from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher
-from fedloom.engine.store import Spent, Store
+from fedloom.engine.store import Spent, Store, how_to_go_on, of_federation
 from fedloom.engine.sums import SummedLink, sums_of
 from fedloom.engine.visit import ClientRecords, Simulation
 from fedloom.files import read_plain, write_file
@@ -52,7 +52,12 @@ def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
 
 def resume_run(folder: Path, watcher: Watcher) -> RunResult:
     """Continue a stopped run; a finished one gives its result again."""
-    return _execute(saved_settings(folder, trust_plugins=True), Store(folder), watcher, resumed=True)
+    settings = saved_settings(folder, trust_plugins=True)
+    if of_federation(folder):
+        raise InvalidConfig(
+            f"{folder} belongs to a federation over a network. `{how_to_go_on(folder)}` goes on with it", folder=str(folder)
+        )
+    return _execute(settings, Store(folder), watcher, resumed=True)
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,7 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
             watcher=watcher,
             rounds=settings.rounds,
             seed=settings.seed,
-            facts=run_facts(settings, settings.data.name, built, device),
+            facts=run_facts(settings, settings.data.name, built, device) | {"one_class": federation.one_class},
             space=built.tools.space,
             images=federation.images,
             account=account,

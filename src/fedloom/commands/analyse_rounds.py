@@ -97,19 +97,24 @@ def memory(
     out: Annotated[Path | None, typer.Option(help="folder for memory.json, .svg and .png; default: RUN/analyses")] = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
-    """Compare the memory that clients have (hardware.memory_mb) with what their networks take (PerFedRLNAS, Fig. 4); any method."""
+    """Compare the memory that clients have (hardware.memory_mb) with what training takes there (PerFedRLNAS, Fig. 4); any method."""
     found = memory_use(reopen_run(folder, trust_plugins=trust_plugins))
-    table = Table("client", "tier", "has, MB", "network takes, MB", "did not fit")
+    table = Table("client", "tier", "has, MB", "rounds take, MB", "own network, MB", "did not fit in rounds")
     for use in found.clients:
         limit = f"{use.memory_mb:.2f}" if use.memory_mb else "no limit"
-        table.add_row(use.client, str(use.tier), limit, f"{use.used_mb:.2f}", f"{use.over} of {use.participations}")
+        own = f"{use.network_mb:.2f}" if use.network_mb else "–"
+        table.add_row(use.client, str(use.tier), limit, f"{use.rounds_mb:.2f}", own, f"{use.over} of {use.participations}")
     console.print(table)
     shares = found.over_by_round
     half = shares[len(shares) // 2 :]
     if shares:
         say(f"networks that did not fit: {fmean(shares):.1%} in all rounds, {fmean(half):.1%} in the second half of them")
     limited = [use for use in found.clients if use.memory_mb]
-    lines = {"what the client has": [use.memory_mb for use in limited], "what its network takes": [use.used_mb for use in limited]}
+    lines = {
+        "what the client has": [use.memory_mb for use in limited],
+        "what rounds take at most": [use.rounds_mb for use in limited],
+        "what its own network takes": [use.network_mb for use in limited],
+    }
     pictures = plot_lines([[Panel("", lines, points=tuple(lines))]], "clients, by their memory", "MB of training memory")
     write_analysis(out or folder / "analyses", "memory", asdict(found), pictures)
 

@@ -65,6 +65,8 @@ def compare(
     sweep = comparison.Sweep.read(over) if over else None
     runs = comparison.plan(source, changes, names, seeds, sweep)
     own = _own_settings(source, changes, names, sweep)
+    folder = comparison.common_folder(runs)
+    comparison.write_order(runs, folder)
     watching = new_console(stderr=True) if as_json else console
     with stoppable("The same command goes on from here"), LiveRuns(watching, [run.name for run in runs]) as view:
         if side_by_side > 1:
@@ -76,7 +78,7 @@ def compare(
     card = sweep_card(sweep.key, results) if sweep else comparison_card(results[""])
     every = [result for found in results.values() for by_seed in found.values() for result in by_seed.values()]
     card["published"] = published_beside({one["dataset"] for one in every}, {one["space"] for one in every}, names)
-    card["folder"] = str(runs[0].folder.parent.parent if sweep else runs[0].folder.parent)
+    card["folder"] = str(folder)
     card["own_settings"] = [asdict(one) for one in own]
     card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
     if as_json:

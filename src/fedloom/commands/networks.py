@@ -17,7 +17,7 @@ from fedloom.config import space_settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusablePlugin
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
-from fedloom.engine.store import Store
+from fedloom.engine.store import Store, how_to_go_on, of_federation
 from fedloom.files import write_file
 from fedloom.models import foreign
 from fedloom.models.export import FORMATS
@@ -26,6 +26,7 @@ from fedloom.models.predict import predict as judge
 from fedloom.models.predict import read_model
 from fedloom.models.supernet_weights import take_network
 from fedloom.report.drawing import draw as picture
+from fedloom.report.words import AT_SITES
 from fedloom.spaces.base import SPACES, ImageShape
 
 
@@ -77,7 +78,9 @@ def _model_of(folder: Path, client: str, trust_plugins: bool) -> Path:
     if client not in known:
         if any(entry.client == client and entry.final and entry.architecture for entry in store.read_ledger()):
             raise DamagedRun(store.missing_models([client]), folder=str(folder))
-        cure = did_you_mean(client, known) if known else "The run has no personal models yet; finish it with `fedloom resume`"
+        if of_federation(folder) and not known:
+            raise InvalidConfig(f"{folder} has no personal model of {client!r}. {AT_SITES}", client=client)
+        cure = did_you_mean(client, known) if known else f"The run has no personal models yet; finish it with `{how_to_go_on(folder)}`"
         raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
     settings, lacking = saved_outline(folder, trust_plugins)
     if settings.space not in SPACES:
@@ -153,6 +156,7 @@ def draw(
     client: Annotated[str, typer.Option(help="RUN: the client whose architecture is drawn")] = "",
     classes: Annotated[int, typer.Option(min=2, help="number of classes; a run has its own")] = 10,
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels; a run has its own")] = 32,
+    channels: Annotated[int, typer.Option(min=1, max=64, help="channels of the images, 1 for grey ones; a run has its own")] = 3,
     out: Annotated[Path | None, typer.Option(help="file to write; default: named after the architecture or client")] = None,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
@@ -170,7 +174,7 @@ def draw(
             raise InvalidConfig(f"{what} is not an architecture. {cure}")
         seeds = [override for override in overrides or [] if override.startswith("seed=")]
         settings = space_settings(name, [override for override in overrides or [] if override not in seeds])
-        drawn, title = SPACES[name].make(settings, ImageShape(3, size, classes)), what[:60] + "…" * (len(what) > 60)
+        drawn, title = SPACES[name].make(settings, ImageShape(channels, size, classes)), what[:60] + "…" * (len(what) > 60)
         architecture = drawn.find(what if text[:1].isdigit() else text, rng(config.load(None, seeds).seed, "architecture"))
     cost = drawn.cost(architecture)
     numbers = f"{cost.parameters:,} parameters, {cost.macs:,} multiply-accumulates"

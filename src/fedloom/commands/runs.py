@@ -20,7 +20,7 @@ from fedloom.core.seeds import rng
 from fedloom.engine.events import Events
 from fedloom.engine.profile import Profile
 from fedloom.engine.run import Watcher
-from fedloom.engine.store import Store, read_result
+from fedloom.engine.store import Store, how_to_go_on, read_result
 from fedloom.files import write_file
 from fedloom.models.personal import load_model, supernet_of
 from fedloom.report.terminal.live import LiveView
@@ -130,7 +130,7 @@ def show(
         result = read_result(folder)
         if not result:
             why = "the run was stopped before its first checkpoint, or the file was lost"
-            raise DamagedRun(f"{folder} has no result.json: {why}. `fedloom resume {folder}` goes on", folder=str(folder))
+            raise DamagedRun(f"{folder} has no result.json: {why}. `{how_to_go_on(folder)}` goes on", folder=str(folder))
         for part in run_view(result, entries):
             console.print(part, highlight=False)
         if missing := store.missing_models(row["name"] for row in result["clients"]):

@@ -77,13 +77,14 @@ def space(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space")] = None,
     classes: Annotated[int, typer.Option(min=2, help="number of classes")] = 10,
     size: Annotated[int, typer.Option(min=1, help="side of the images in pixels")] = 32,
+    channels: Annotated[int, typer.Option(min=1, max=64, help="channels of the images: 1 for grey ones, 3 for colour")] = 3,
     latency: Annotated[bool, typer.Option("--latency", help="also measure the time for one image on this machine's CPU")] = False,
     plugin: Plugins = None,
     as_json: PrintJson = False,
 ) -> None:
-    """Show the numbers of a search space: genes, architectures, parameters and multiply-accumulates for colour images."""
+    """Show the numbers of a search space: genes, architectures, parameters and multiply-accumulates."""
     config.plug_in(plugin or [])
-    supernet = make_supernet(name, space_settings(name, overrides or []), ImageShape(3, size, classes))
+    supernet = make_supernet(name, space_settings(name, overrides or []), ImageShape(channels, size, classes))
     card = space_card(supernet, partial(measure_latency, supernet, device=torch.device("cpu")) if latency else None)
     if as_json:
         print(json.dumps(card, indent=2))

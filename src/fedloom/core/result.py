@@ -160,9 +160,10 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """result.json, schema fedloom.result/1. ``mean`` and ``std`` are over clients, of the model chosen on validation data (protocol clean);
-    two others are there to compare with papers that report them: ``last_participation_*``, of the network each client had trained at its
-    last participation in a round (its best member, where it searches), and ``best_ever_*``, each client's best of the whole run."""
+    """result.json, schema fedloom.result/1. ``accuracy`` has ``mean`` and ``std`` over clients, of the model chosen on validation data
+    (protocol clean); two others are there to compare with papers that report them: ``last_participation_*``, of the network each client
+    had trained at its last participation in a round (its best member, where it searches), and ``best_ever_*``, each client's best of the
+    whole run."""
 
     method: str
     space: str
@@ -176,24 +177,25 @@ class RunResult:
     seconds: float
     environment: Mapping[str, Any]
     privacy: Mapping[str, Any] = field(default_factory=dict)  # epsilon and delta, where noise is added
+    one_class: tuple[str, ...] = ()  # clients whose test images are all of one class: their accuracies say little
+
+    @property
+    def accuracy(self) -> dict[str, float | None]:
+        """Of the personal models on test data, over clients; nothing without clients."""
+        ledger, found = self.ledger, {}
+        found[""] = [client.test_accuracy for client in self.clients]
+        found["last_participation_"] = [ledger.latest[client.name] for client in self.clients if client.name in ledger.latest]
+        found["best_ever_"] = [ledger.best_ever[client.name] for client in self.clients]
+        both = {which: dict(zip(("mean", "std"), mean_and_std(values), strict=True)) for which, values in found.items()}
+        return {f"{which}{what}": value for which, pair in both.items() for what, value in pair.items()}
 
     def to_json(self) -> str:
         ledger = self.ledger
-        mean, std = mean_and_std([client.test_accuracy for client in self.clients])
-        best_mean, best_std = mean_and_std([ledger.best_ever[client.name] for client in self.clients])
-        last_mean, last_std = mean_and_std([ledger.latest[client.name] for client in self.clients if client.name in ledger.latest])
         return json.dumps(
             {
                 "schema": SCHEMA,
                 **{name: getattr(self, name) for name in ("method", "space", "dataset", "protocol", "seed", "rounds", "finished")},
-                "accuracy": {
-                    "mean": mean,
-                    "std": std,
-                    "last_participation_mean": last_mean,
-                    "last_participation_std": last_std,
-                    "best_ever_mean": best_mean,
-                    "best_ever_std": best_std,
-                },
+                "accuracy": self.accuracy,
                 "clients": [asdict(client) for client in self.clients],
                 "cost": {
                     "seconds": round(self.seconds, 3),
@@ -208,6 +210,7 @@ class RunResult:
                 },
                 "uploads": sorted(ledger.uploads),
                 **({"privacy": dict(self.privacy)} if self.privacy else {}),
+                **({"one_class": list(self.one_class)} if self.one_class else {}),
                 "environment": dict(self.environment),
             },
             indent=2,

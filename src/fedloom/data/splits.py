@@ -21,6 +21,7 @@ from fedloom.maths import partition
 from fedloom.maths.partition import Positions
 
 PARTS = ("train", "validation", "test")
+MORE_EACH = "Lower clients, raise split.alpha or use more data"
 RULES = ("label", "client", "plato", "shards", "iid", "members")
 
 
@@ -137,7 +138,7 @@ def make_split(
     if settings.apart and disjoint:
         what = f"Under split.rule={settings.rule} clients share no images, so validation images are apart already"
         raise InvalidConfig(f"{what}. Set split.apart=false", key="split.apart")
-    if len(train_labels) < (3 * clients if disjoint else 3) or len(test_labels) < (clients if disjoint else 1):
+    if not members and (len(train_labels) < (3 * clients if disjoint else 3) or len(test_labels) < (clients if disjoint else 1)):
         there = f"there are {len(train_labels)} and {len(test_labels)}. Use fewer clients or more data"
         raise InvalidData(f"{clients} clients need at least 3 training images and 1 test image each; {there}", clients=clients)
     if members:
@@ -158,8 +159,10 @@ def make_split(
     for which, parts, least in (("training", trains, 2), ("validation", validations, 1), ("test", tests, 1)):
         sizes = np.array([len(part) for part in parts])
         if sizes.min() < least:
-            what = f"Client {sizes.argmin()} of {clients} would have {sizes.min()} {which} images, it needs {least}"
-            raise InvalidData(f"{what}. Lower clients, raise split.alpha or use more data", client=int(sizes.argmin()), part=which)
+            few = int(sizes.argmin())
+            who = members[few].name if members else f"Client {few} of {clients}"
+            cure = "Add images to its folder: without a folder test/ four are enough" if members else MORE_EACH
+            raise InvalidData(f"{who} would have {sizes[few]} {which} images, it needs {least}. {cure}", client=few, part=which)
     return Split(*_flat(trains), *_flat(validations), *_flat(tests), own_tests=settings.test > 0)
 
 
@@ -274,6 +277,13 @@ class Federation(Private):
         return {
             name: (len(self.split.part("train", client)), len(self.split.part("test", client))) for name, client in self._number_of.items()
         }
+
+    @property
+    def one_class(self) -> tuple[str, ...]:
+        """Clients whose test images are all of one class."""
+        labels = (self.dataset.train if self.split.own_tests else self.dataset.test).labels
+        own = {name: labels[self.split.part("test", client)] for name, client in self._number_of.items()}
+        return tuple(name for name, tests in own.items() if tests.min() == tests.max())
 
     def data_of(self, name: str) -> ClientData:
         """A client's own examples, copied out of the pools."""

@@ -42,7 +42,7 @@ class Run:
     watcher: Watcher
     rounds: int
     seed: int
-    facts: dict[str, Any]  # method, space, dataset, protocol, environment: what the result says of the run
+    facts: dict[str, Any]  # method, space, dataset, protocol, environment, one_class: what the result says of the run
     space: SearchSpace  # of the clients' architectures
     images: Mapping[str, tuple[int, int]]  # client -> its training and test images; empty on a server, which knows of none
     account: Account

@@ -48,6 +48,7 @@ from fedloom.files import (
     write_file,
 )
 
+FEDERATION = "federation.json"  # in the folder of a real federation's server or site: which one it is
 MEMORIES = "state/memories.json"
 SECONDS = "state/seconds.json"
 NAMED = 5  # clients that a message names; of more it says how many
@@ -304,6 +305,19 @@ def _restored(item: Field[Any], model: Any, arrays: dict[str, Any], facts: dict[
     return tuple(value) if isinstance(model, tuple) else value
 
 
+# -- folders of real federations -----------------------------------------------------
+def of_federation(folder: Path) -> bool:
+    """Whether the folder is that of a real federation's server or site."""
+    return (folder / FEDERATION).exists()
+
+
+def how_to_go_on(folder: Path) -> str:
+    """The command that goes on with what is in a folder."""
+    if not of_federation(folder):
+        return f"fedloom resume {folder}"
+    return "fedloom serve FEDERATION.toml" if (folder / "state" / "server.safetensors").exists() else "fedloom site SITE.toml"
+
+
 # -- result.json, as it was written ------------------------------------------------
 KINDS: dict[str, type] = {  # of what result.json must have
     **dict.fromkeys(("method", "space", "dataset", "protocol"), str),
@@ -326,8 +340,9 @@ def read_result(folder: Path) -> dict[str, Any]:
         for key, kind in KINDS.items():
             if not isinstance(result[key], kind):
                 raise ValueError(f"{key} is {printable(str(result[key]), 40)!r}")
-        if odd := [name for name in result["uploads"] if not isinstance(name, str)]:
-            raise ValueError(f"uploads holds {printable(str(odd[0]), 40)!r}")
+        for key in ("uploads", "one_class"):
+            if odd := [name for name in result.get(key, ()) if not isinstance(name, str)]:
+                raise ValueError(f"{key} holds {printable(str(odd[0]), 40)!r}")
         for row in result["clients"]:
             client_result(row)
         cost = {**result["cost"], **{f"stages.{stage}": seconds for stage, seconds in result["cost"]["stages"].items()}}
@@ -338,7 +353,7 @@ def read_result(folder: Path) -> dict[str, Any]:
         return dict(result)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else printable(str(error), 160)
-        raise DamagedRun(f"{path} is damaged ({what}). `fedloom resume {folder}` writes it again", path=str(path)) from error
+        raise DamagedRun(f"{path} is damaged ({what}). `{how_to_go_on(folder)}` writes it again", path=str(path)) from error
 
 
 def _check_privacy(said: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,11 +24,13 @@ from fedloom.core.settings import setting
 from fedloom.data.members import blank, unlabelled
 from fedloom.data.readers import Dataset
 from fedloom.engine.base import ENGINES
+from fedloom.engine.store import FEDERATION
 from fedloom.files import read_plain, write_file
 
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site
 
+SPELT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o", "ł": "l"})
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -155,7 +158,9 @@ def read_agreement(path: Path) -> Agreement:
 def read_site(path: Path) -> SiteSettings:
     site: SiteSettings = config.fill(SiteSettings, config.read_toml(path))
     if not NAME.fullmatch(site.name):
-        raise InvalidConfig(f"{path}: name must be this site's name in the federation, got {site.name!r}", key="name")
+        raise InvalidConfig(
+            f"{path}: name must be this site's name in the federation, got {site.name!r}. {name_cure(site.name)}", key="name"
+        )
     _check_address(path, site.server)
     found: SiteSettings = config.map_paths(site, lambda own: own and str(path.absolute().parent / own))
     return found
@@ -163,7 +168,7 @@ def read_site(path: Path) -> SiteSettings:
 
 def keep_to(agreement: Agreement, folder: Path, used: bool, key: str) -> None:
     """A folder goes on with the agreement it began with, and no other. used: something is in it already; key: the setting that names it."""
-    note = folder / "federation.json"
+    note = folder / FEDERATION
     if not used:
         write_file(note, (json.dumps({"name": agreement.members.name, "digest": agreement.digest}) + "\n").encode())
         return
@@ -189,17 +194,27 @@ def _check_address(path: Path, server: str) -> None:
 
 def _check(path: Path, members: Members) -> None:
     if not NAME.fullmatch(members.name):
-        what = f"federation.name must be letters, digits, dots and dashes, got {members.name!r}"
-        raise InvalidConfig(f"{path}: {what}", key="federation.name")
+        raise InvalidConfig(
+            f"{path}: federation.name must be another, got {members.name!r}. {name_cure(members.name)}", key="federation.name"
+        )
     for site in members.sites:
         if not NAME.fullmatch(site):
-            raise InvalidConfig(f"{path}: {site!r} cannot be a site's name: use letters, digits, dots and dashes", key="federation.sites")
+            raise InvalidConfig(f"{path}: {site!r} cannot be a site's name. {name_cure(site)}", key="federation.sites")
     for what, names, least in (("sites", members.sites, 1), ("classes", members.classes, 2)):
         if len(names) < least or len(set(names)) != len(names):
             raise InvalidConfig(f"{path}: federation.{what} must name at least {least}, each once", key=f"federation.{what}")
     if members.images and len(members.images) != len(members.sites):
         what = f"federation.images has {len(members.images)} numbers for {len(members.sites)} sites"
         raise InvalidConfig(f"{path}: {what}. Write one for each site, in the order of federation.sites", key="federation.images")
+
+
+def name_cure(name: str) -> str:
+    """Such names are names of files, of folders and of keys on every member's machine: ASCII is the same on all of them."""
+    spelt = name.translate(SPELT)
+    plain = "".join(letter for letter in unicodedata.normalize("NFKD", spelt) if not unicodedata.combining(letter))
+    near = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:63]
+    such = f", such as {near}" if NAME.fullmatch(near) else ""
+    return f"Use only the letters a to z and A to Z, digits, dots, dashes and underscores, and a letter or digit first{such}"
 
 
 def _check_real(path: Path, settings: Settings) -> None:

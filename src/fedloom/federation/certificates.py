@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedloom.core.errors import InvalidConfig, UnusableFolder, one_line
-from fedloom.federation.agreement import NAME, ServerSettings, SiteSettings
+from fedloom.federation.agreement import NAME, ServerSettings, SiteSettings, name_cure
 from fedloom.federation.wire.flower import need_flower
 from fedloom.federation.wire.signatures import fingerprint, private_key, public_key
 from fedloom.files import open_plain, unwritable, write_file
@@ -81,8 +81,8 @@ def make_certificates(folder: Path, sites: Sequence[str], hosts: Sequence[str]) 
 
     for site in sites:
         if not NAME.fullmatch(site) or site in TAKEN:
-            other = " or ".join(TAKEN)
-            raise InvalidConfig(f"{site!r} cannot be a site's name: use letters, digits, dots and dashes, and not {other}", key="sites")
+            cure = "That folder is for something else: choose another name" if site in TAKEN else name_cure(site)
+            raise InvalidConfig(f"{site!r} cannot be a site's name. {cure}", key="sites")
     if not sites or len(set(sites)) != len(sites):
         raise InvalidConfig("Name the sites, each once: --sites north,south", key="sites")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

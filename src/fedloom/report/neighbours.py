@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import DamagedRun, FedloomError
+from fedloom.core.reading import parse_json
 from fedloom.engine.base import ENGINES
 from fedloom.engine.store import read_result
+from fedloom.files import ORDER, read_plain
 from fedloom.methods.base import METHODS
 from fedloom.report.reading import flat_settings, read_method, split_bytes
 from fedloom.report.view import BASELINES, Baseline
@@ -31,9 +33,24 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 
 
 def _runs_in(place: Path) -> list[Path]:
-    """What others are measured by comes last: the first run is what the others are compared to. A sweep has a folder for each value."""
+    """The first run is what the others are compared to: as ``fedloom compare`` had it; where that is not known, what others are measured
+    by comes last. A sweep has a folder for each value."""
     folders = sorted(path.parent for path in (*place.glob("*/config.toml"), *place.glob("*=*/*/config.toml")))
-    return sorted(folders, key=lambda folder: read_method(folder) in BASELINES)
+    order = _order(place) or (_order(place.resolve().parent) if "=" in place.name else [])
+
+    def rank(folder: Path) -> tuple[int, bool]:
+        method = read_method(folder)
+        return order.index(method) if method in order else len(order), method in BASELINES
+
+    return sorted(folders, key=rank)
+
+
+def _order(place: Path) -> list[str]:
+    """The methods of a comparison, the first being the one compared to; none if that was not written down, or cannot be read."""
+    try:
+        return [str(method) for method in parse_json(read_plain(place / ORDER))["methods"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def baselines_of(folder: Path, given: Sequence[Path] = ()) -> list[Baseline]:

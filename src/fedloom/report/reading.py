@@ -18,7 +18,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, FedloomError, InvalidArchitecture
 from fedloom.core.result import ClientResult
 from fedloom.engine.run import describe_client
-from fedloom.engine.store import Store, client_result, read_result
+from fedloom.engine.store import Store, client_result, of_federation, read_result
 from fedloom.files import read_arrays, read_plain
 from fedloom.methods.base import METHODS
 from fedloom.report.view import Course, Holdings, RunView
@@ -35,7 +35,10 @@ def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
     """
     settings, lacking = saved_outline(folder, trust_plugins)
     result, course = read_result(folder), Course.of(Store(folder).read_ledger())
-    reopened, why = (None, f"{plain(lacking, 300)}.") if lacking else _reopened(folder, trust_plugins)
+    if of_federation(folder):
+        reopened, why = None, "The images are at the sites; nothing about them is written down here."
+    else:
+        reopened, why = (None, f"{plain(lacking, 300)}.") if lacking else _reopened(folder, trust_plugins)
     space, no_space = (reopened.tools.supernet.space, "") if reopened else _space_without_data(folder, settings, why)
     clients = tuple(client_result(row) for row in result.get("clients", ())) or _clients_so_far(course, reopened)
     if space is not None:
@@ -59,12 +62,14 @@ def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
         environment=result.get("environment", {}),
         privacy=result.get("privacy", {}),
         protection=settings.privacy,
+        one_class=tuple(result.get("one_class", ())),
         defaults={key: (tomllib.loads(f"value = {default}")["value"], meaning) for key, default, meaning in config.explain()},
         manifest=reopened.method.uploads if reopened else _manifest_without_data(settings.method),
         space=space,
         holdings=_holdings(reopened) if reopened else None,
         split=hashlib.blake2b(split_bytes(folder) or b"").hexdigest(),
         about=plain(METHODS[settings.method].meaning, 200) if settings.method in METHODS else "",
+        federation=of_federation(folder),
         no_data=why,
         no_space=no_space,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedloom.core.boundary import Manifest
 from fedloom.core.privacy import PrivacySettings
 from fedloom.core.progress import Progress
 from fedloom.core.result import ClientResult, Ledger, LedgerEntry, mean_and_std
+from fedloom.engine.store import how_to_go_on
 from fedloom.spaces.base import SearchSpace
 
 BASELINES = ("local", "fedavg")  # what a method must be better than
@@ -124,13 +126,20 @@ class RunView:
     defaults: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # key -> default, meaning
     privacy: Mapping[str, Any] = field(default_factory=dict)  # of result.json
     protection: PrivacySettings = field(default_factory=PrivacySettings)
+    one_class: tuple[str, ...] = ()  # of result.json
     manifest: Manifest | None = None
     space: SearchSpace | None = None
     holdings: Holdings | None = None
     split: str = ""  # the same for runs whose clients hold the same images
     about: str = ""  # what the method is, in its own words
+    federation: bool = False  # the folder of a real federation's server or site
     no_data: str = ""  # why there are no holdings
     no_space: str = ""  # why architectures cannot be looked at
+
+    @property
+    def goes_on(self) -> str:
+        """The command that brings a stopped run to its end."""
+        return how_to_go_on(Path(self.folder))
 
     @property
     def title(self) -> str:

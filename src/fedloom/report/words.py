@@ -10,6 +10,7 @@ from typing import Any
 from fedloom.maths.paired import PairedDifference
 
 NOT_XML = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what no page may hold, and control characters
+AT_SITES = "The personal models, their accuracies and architectures are at the sites: the server knows none of them."
 TIGHT = "\u00a0"  # a number and its unit stay on one line
 LONGEST = 80  # letters of a name that is shown
 
@@ -33,6 +34,15 @@ def signed(number: float, digits: int) -> str:
     """A difference with its sign. What rounds to nothing has none."""
     text = f"{number:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+def one_class_words(clients: Sequence[str]) -> str:
+    """A remark on clients whose test images are all of one class; none where there are none."""
+    if not clients:
+        return ""
+    names = [plain(name) for name in clients]
+    whose = "Its accuracy says" if len(names) == 1 else "Their accuracies say"
+    return f"All test images of {listed(names)} are of one class. {whose} little: always naming that class is right."
 
 
 def difference_words(found: PairedDifference | None) -> tuple[str, str, str]:

@@ -34,8 +34,14 @@ def test_what_fits_and_what_does_not() -> None:
     ]
     found = used(entries, HARDWARE)
     assert found.over_by_round == (0.5, 0.5, 0.0)
-    assert found.clients == (Use("c", 2, 0.0, 1000.0, 1, 0), Use("b", 0, 2.0, 2.0, 2, 1), Use("a", 1, 4.0, 5.0, 2, 1))
-    assert used(entries[2:3], HARDWARE).clients == (Use("a", 1, 4.0, 6.0, 1, 1),)  # 1.5 of 4 MB
+    # rounds and the client's own network are two memories: a's rounds took 6 MB at most (1.5 of 4, not trained), its network 5
+    assert found.clients == (Use("c", 2, 0.0, 1000.0, 0.0, 1, 0), Use("b", 0, 2.0, 3.0, 0.0, 2, 1), Use("a", 1, 4.0, 6.0, 5.0, 2, 1))
+    assert used(entries[2:3], HARDWARE).clients == (Use("a", 1, 4.0, 6.0, 0.0, 1, 1),)
+
+
+def test_a_measured_share_counts_also_where_it_fits() -> None:
+    measured = replace(ENTRY, peak_memory_mb=5.0, notes={"out_of_memory": 0.0, "memory": 0.5})  # computed 5 MB, measured 2 of 4
+    assert used([measured], HARDWARE).clients == (Use("a", 1, 4.0, 2.0, 0.0, 1, 0),)
 
 
 @pytest.mark.parametrize("method", ["perfedrlnas", "fedavg"])

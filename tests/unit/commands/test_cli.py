@@ -314,6 +314,9 @@ def test_the_card_of_a_space(fedloom_: Fedloom) -> None:
     assert (card["genes"], card["architectures"], card["supernet_parameters"]) == (45, 7371**5, 7_678_880)
     assert json.loads(fedloom_("space", "mobilenetv3", "--json").out)["named"]["smallest"]["parameters"] == 2_142_602
     assert card["choices"]["kernel of block 1 of stage 1"] == [3, 5, 7]
+    grey = json.loads(fedloom_("space", "mobilenetv3", "--channels", 1, "--size", 8, "--json").out)
+    assert grey["image"] == {"channels": 1, "size": 8, "classes": 10} and grey["named"]["smallest"]["parameters"] < 2_142_602
+    assert "grey, 8 x 8 pixels, 10 classes" in fedloom_("space", "mobilenetv3", "--channels", 1, "--size", 8).out
     text = fedloom_("space", "mobilenetv3").out
     assert "6,410,690 parameters" in text and "2.18e+19" in text and "expansion (20 genes)" in text
 

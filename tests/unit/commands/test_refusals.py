@@ -47,6 +47,8 @@ def test_every_refusal_has_its_own_exit_code() -> None:
         (["rounds=many"], ("rounds must be a whole number, got 'many'",)),
         (["rounds=1", "clients"], ("'clients' is not an override", "key=value")),
         (["method=fedavgg"], ("no method named 'fedavgg'", "Did you mean 'fedavg'?")),
+        (["plugins=x.py"], ("plugins must be a list such as '[\"x.py\"]', got 'x.py'",)),
+        (["plugins=[x.py, y.py]"], ("""such as '["x.py", "y.py"]', got""",)),
         (["participants=99"], ("participants is 99", "12 clients")),
         (["quickstart", "run.folder=a\udcffb"], ("run.folder is not readable text",)),
         (["rounds=1\nclients=5"], ("sets more than one key",)),

@@ -38,7 +38,7 @@ SITE_LIST = 'sites = ["north", "east", "west"]'
     "old, new, said",
     [
         ("[federation]", "[federaton]", "federation.name must be"),  # a table that is missing
-        ('name = "digits"\n', "", "federation.name must be letters, digits, dots and dashes, got ''"),
+        ('name = "digits"\n', "", "federation.name must be another, got ''. Use only the letters a to z"),
         ('name = "digits"\n', 'name = "../digits"\n', "got '../digits'"),
         ('name = "digits"\n', 'name = ".."\n', "got '..'"),
         ('name = "digits"\n', "name = 3\n", "federation.name must be text, got 3"),
@@ -54,7 +54,8 @@ SITE_LIST = 'sites = ["north", "east", "west"]'
         (SITE_LIST, 'sites = [".hidden"]', "'.hidden' cannot be a site's name"),
         (SITE_LIST, 'sites = [""]', "'' cannot be a site's name"),
         (SITE_LIST, 'sites = ["a\\n"]', "cannot be a site's name"),
-        (SITE_LIST, 'sites = ["nörd"]', "cannot be a site's name"),
+        (SITE_LIST, 'sites = ["nörd"]', "cannot be a site's name. Use only the letters a to z .*, such as noerd"),
+        (SITE_LIST, 'sites = ["Kliniken São Paulo"]', "such as Kliniken-Sao-Paulo"),
         (CLASS_LIST, "", "federation.classes must name at least 2, each once"),
         (CLASS_LIST, 'classes = ["only"]', "federation.classes must name at least 2, each once"),
         (CLASS_LIST, 'classes = ["a", "a"]', "federation.classes must name at least 2, each once"),

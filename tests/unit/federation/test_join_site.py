@@ -50,6 +50,22 @@ def test_a_newcomer_gets_its_model(method: str, tmp_path: Path, fedloom_: Fedloo
     assert "Nothing." in (folder / "statement.txt").read_text()
 
 
+def test_a_site_can_be_looked_at_like_a_run(tmp_path: Path, fedloom_: Fedloom) -> None:
+    write_newcomer(tmp_path, "fedavg")
+    assert fedloom_("join", "newcomers.safetensors", "--site", "late.toml").code == 0
+    folder = Path("at-late/digits/late")
+    accuracy = json.loads((folder / "result.json").read_text())["test_accuracy"]
+    shown = fedloom_("show", folder)
+    assert shown.code == 0 and "rounds, finished" in shown.out and f"{accuracy:.1%}" in shown.out
+    assert "participations" in fedloom_("show", folder, "--client", "late").out
+    assert fedloom_("report", folder).code == 0
+    page = (folder / "report.html").read_text()
+    assert "The only client, late, has" in page and "The images are at the sites" in page and "fedloom run" not in page
+    assert fedloom_("draw", folder, "--client", "late").code == 0 and Path("late.svg").exists()
+    assert fedloom_("export", folder, "--client", "late").code == 0 and Path("late.safetensors").exists()
+    check_refused(fedloom_("resume", folder), InvalidConfig, "`fedloom site SITE.toml` goes on with it")
+
+
 def test_a_method_that_shares_nothing_has_none(tmp_path: Path, fedloom_: Fedloom) -> None:
     write_newcomer(tmp_path, "local")
     outcome = fedloom_("join", "newcomers.safetensors", "--site", "late.toml")

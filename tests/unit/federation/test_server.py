@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from fedloom.assemble.builder import make_tools
-from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
+from fedloom.config import to_toml
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
 from fedloom.engine.store import Store
 from fedloom.federation.agreement import read_agreement
 from fedloom.federation.server import rounds as serve_module
@@ -102,3 +104,26 @@ def test_a_rehearsal_by_the_command(fedloom_: Fedloom, place: Path) -> None:
     outcome = fedloom_("serve", "federation.toml", "--rehearse", "images")
     assert outcome.code == 0 and "over after 3 rounds; 3 of 3 sites have their personal model" in outcome.out
     assert (place / "server-run-rehearsal/clients/north/model.safetensors").exists() and not (place / "server-run").exists()
+    again = fedloom_("serve", "federation.toml", "--rehearse", "images")
+    check_refused(again, UnusableFolder, "holds a rehearsal already. `fedloom report ", "remove the folder to rehearse again")
+    assert "run.folder" not in again.err  # which no file of a federation has
+
+
+def test_a_rehearsal_names_the_site_that_has_too_few_images(fedloom_: Fedloom, place: Path) -> None:
+    write_digits(place / "images")
+    shutil.rmtree(place / "images" / "east")
+    write_images(place / "images" / "east", {"3": 1})
+    outcome = fedloom_("serve", "federation.toml", "--rehearse", "images")
+    check_refused(outcome, InvalidData, "east would have 1 training images, it needs 2. Add images to its folder")
+    assert "split.alpha" not in outcome.err
+
+
+def test_a_folder_of_a_federation_is_not_resumed(fedloom_: Fedloom, place: Path) -> None:
+    folder = place / "server-run"
+    (folder / "state").mkdir(parents=True)
+    (folder / "config.toml").write_text(to_toml(read_agreement(place / "federation.toml").settings))
+    (folder / "federation.json").write_text("{}")
+    check_refused(fedloom_("resume", folder), InvalidConfig, "`fedloom site SITE.toml` goes on with it")
+    (folder / "state" / "server.safetensors").touch()
+    check_refused(fedloom_("resume", folder), InvalidConfig, "`fedloom serve FEDERATION.toml` goes on with it")
+    check_refused(fedloom_("export", folder, "--client", "east"), InvalidConfig, "at the sites: the server knows none of them")

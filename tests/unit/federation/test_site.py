@@ -197,7 +197,9 @@ def test_a_lost_connection_is_noticed(place: Place) -> None:
 
 def test_its_images_must_be_enough(place: Place, tmp_path: Path) -> None:
     write_digits(tmp_path / "few", ["north"], train=2, test=1)
-    with pytest.raises(InvalidConfig, match=r"gives \d training, \d validation and \d test images; a site needs at least 2, 1 and 1"):
+    with pytest.raises(
+        InvalidConfig, match=r"gives \d training, \d validation and \d test images; a site needs at least 2, 1 and 1. Add images"
+    ):
         own_data(replace(place.settings, images=str(tmp_path / "few" / "north")), place.agreement, torch.device("cpu"))
 
 

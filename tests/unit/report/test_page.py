@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from fedloom.assemble import new_run
@@ -19,6 +20,7 @@ from fedloom.report.figure import page_svg
 from fedloom.report.neighbours import baselines_of
 from fedloom.report.page import blocks
 from fedloom.report.page.html import tag
+from fedloom.report.page.several import comparison_figures
 from fedloom.report.page.single import page
 from fedloom.report.reading import open_run
 from support.checks import Fedloom, check_refused
@@ -171,7 +173,7 @@ def test_a_folder_of_runs_gives_a_comparison(fedloom_: Fedloom, runs: Path, tmp_
     assert done.code == 0 and done.out == f"{runs}/report.html\n", done.err
     outline = Outline((runs / "report.html").read_text())
     assert "3 methods on digits" in outline.words[""] and "fedavg, 85.0 %" not in outline.words["short"].split("Mean")[0]
-    assert "perfedsde, 85.0 %" in outline.words["short"] and "local −12.5 points" in outline.words["short"]
+    assert "perfedsde 85.0 %" in outline.words["short"] and "local −12.5 points" in outline.words["short"]
     assert "least: perfedsde" in outline.words["short"] or "least: fedavg" in outline.words["short"]
     assert "There are none" in outline.words["settings"]
     assert all(len(outline.words[key].strip()) > 40 for key in ("help", "clients", "cost", "privacy", "settings", "made"))
@@ -266,3 +268,77 @@ def test_the_ledger_has_bytes_by_field(method: str, tiny: Callable[..., Settings
     assert any(entry.upload_bytes for entry in entries)
     if method == "perfedsde":
         assert all(entry.notes["median_score"] <= entry.notes["best_score"] for entry in entries if not entry.final)
+
+
+# -- what was wrong once ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_compares_with_the_method_that_the_comparison_named_first(fedloom_: Fedloom, runs: Path) -> None:
+    (runs / "comparison.json").write_text('{"methods": ["fedavg", "local", "perfedsde"]}')
+    assert fedloom_("report", runs).code == 0
+    words = Outline((runs / "report.html").read_text()).words["help"]
+    assert "against fedavg, points" in words and "Differences are to fedavg" in words
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_best_is_said_only_where_the_interval_says_so(fedloom_: Fedloom, tmp_path: Path) -> None:
+    for name, gains in (("clear", [0.10, 0.11, 0.09, 0.10]), ("unclear", [0.3, -0.25, 0.2, -0.2])):
+        before = [0.5, 0.6, 0.7, 0.6]
+        made_up_run(tmp_path / name / "fedrep-0", "fedrep", accuracies=[a + b for a, b in zip(before, gains, strict=True)])
+        made_up_run(tmp_path / name / "fedavg-0", "fedavg", accuracies=before)
+        assert fedloom_("report", tmp_path / name).code == 0
+    clear, unclear = (Outline((tmp_path / name / "report.html").read_text()).words["short"] for name in ("clear", "unclear"))
+    assert "fedrep, 70.0 %" in clear and "(95 % interval" in clear and "not clear" not in clear
+    assert "not clear: fedrep and fedavg" in unclear and re.search(r"\+1.[23] points on fedavg \(95 % interval −", unclear)
+
+
+def as_server(folder: Path) -> Path:
+    """What the server of a federation has: no images, no accuracies, no architectures, no models."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    unknown = {"architecture": "", "test_accuracy": None, "validation_accuracy": None}
+    (folder / "ledger.jsonl").write_text("".join(json.dumps({**line, **unknown}) + "\n" for line in lines))
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "clients": []}))
+    (folder / "state" / "split.safetensors").unlink()
+    (folder / "state" / "server.safetensors").touch()
+    (folder / "federation.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_finished_federation_is_not_called_unfinished(fedloom_: Fedloom, tmp_path: Path) -> None:
+    folder = as_server(made_up_run(tmp_path / "served"))
+    shown, reported = fedloom_("show", folder), fedloom_("report", folder)
+    assert shown.code == reported.code == 0, (shown, reported)
+    page = (folder / "report.html").read_text()
+    for text in (" ".join(shown.out.split()), page):
+        assert "at the sites: the server knows none of them" in text and "finished" in text
+        assert not re.search(r"not finished|models yet|not yet|fedloom resume|fedloom run", text)
+    assert "4 personal models" in page
+
+
+def test_a_client_with_one_class_is_remarked_on(fedloom_: Fedloom, tmp_path: Path) -> None:
+    folder = made_up_run(tmp_path / "run", accuracies=[1.0, 0.8, 0.7, 0.9])
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "one_class": ["client-000"]}))
+    words = "All test images of client-000 are of one class. Its accuracy says little"
+    assert words in outline_of(folder).words["clients"] and words in " ".join(fedloom_("show", folder).out.split())
+
+
+def test_a_course_of_one_round_can_be_seen(tmp_path: Path) -> None:
+    views = [open_run(made_up_run(tmp_path / method, method, rounds=1)) for method in ("fedrep", "fedavg")]
+    courses = [figure for figure in comparison_figures(views) if figure.key.startswith("course")]
+    assert len(courses) == 3
+    for figure in courses:
+        axes = plt.figure().subplots()
+        figure.fill(axes)
+        assert [line.get_marker() for line in axes.lines] == ["o", "o"], figure.key
+        plt.close()
+
+
+def test_a_wide_table_cannot_widen_a_column_of_figures() -> None:
+    """Six methods and three seeds make tables wider than the page: a column without a least width of 0 grows with them."""
+    style = (Path(blocks.__file__).parent / "style.css").read_text()
+    columns = re.findall(r"\.gallery[^{,]*\{[^}]*?grid-template-columns:([^;}]+)", style)
+    assert len(columns) >= 5 and all("minmax(0,1fr)" in one and "1fr" not in one.replace("minmax(0,1fr)", "") for one in columns), columns

@@ -15,7 +15,7 @@ import torch
 from fedloom.assemble.builder import build
 from fedloom.assemble.simulation import new_run, run_facts, so_far
 from fedloom.config import to_toml
-from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData
+from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder
 from fedloom.core.method import Method
 from fedloom.core.result import RunResult
 from fedloom.data.members import classes_of_members
@@ -122,6 +122,10 @@ def rehearsal(agreement: Agreement, images: Path, watcher: Watcher) -> RunResult
     settings = agreement.settings
     folder = Path(agreement.server.folder or Path("runs") / agreement.members.name)
     folder = folder.with_name(f"{folder.name}-rehearsal")
+    if (folder / "config.toml").exists():
+        over = so_far(Store(folder))[1]
+        cure = f"`fedloom report {folder}` shows it" if over else f"`fedloom resume {folder}` goes on with it"
+        raise UnusableFolder(f"{folder} holds a rehearsal already. {cure}; remove the folder to rehearse again", folder=str(folder))
     if images.is_dir() and (odd := sorted(set(agreement.members.classes) ^ set(classes_of_members(images)))):
         cure = "The classes of a rehearsal are those of its folders"
         raise InvalidData(f"{images} does not have the classes that were agreed on: {odd[0]!r} differs. {cure}", folder=str(images))

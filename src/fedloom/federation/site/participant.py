@@ -14,13 +14,16 @@ import torch
 
 from fedloom.assemble.builder import build
 from fedloom.assemble.environment import usable_device
+from fedloom.assemble.simulation import run_facts
 from fedloom.core.client_site import ClientData, Examples
 from fedloom.core.errors import BadMessage, InvalidConfig, UnusableFormat
 from fedloom.core.messages import FINISH, Instruction, Report
+from fedloom.core.result import Ledger, RunResult
 from fedloom.data.members import read_member
 from fedloom.data.readers import Pool
 from fedloom.data.splits import held_out
 from fedloom.engine.protection import Protection
+from fedloom.engine.run import describe_client
 from fedloom.engine.store import Store
 from fedloom.engine.sums import sums_of
 from fedloom.engine.visit import ClientRecords, Visited, visit
@@ -55,7 +58,7 @@ class Participant:
             torch.set_num_threads(self.settings.threads)
         device = usable_device(self.settings.device)
         settings, images = self.agreement.settings, self.agreement.images()
-        built = build(settings, images, device)
+        built = self._built = build(settings, images, device)
         self.method = built.method
         self.data = own_data(self.settings, self.agreement, device)
         protection = Protection(settings.privacy, settings.participants, lambda report: secrets.token_bytes(32))  # nobody can know it
@@ -153,17 +156,34 @@ class Participant:
                 model = folder / "model.onnx"
             except UnusableFormat as error:
                 self.say(f"The personal model is not exported to ONNX: {error}")
-        final = [entry for entry in self.store.read_ledger() if entry.final][-1]
-        answers = self.answers
+        ledger, answers = Ledger(), self.answers
+        ledger.add(self.store.read_ledger())
+        final = ledger.final[name]
         uploads = sums.UPLOADS if self._sums else self.method.uploads
         text = statement(self.agreement.members.name, name, uploads, answers.departures(), answers.refused())
         write_file(folder / "statement.txt", text.encode())
-        result = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}
-        self.store.write_text("result.json", json.dumps(result, indent=2) + "\n")
+        own = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}
+        self.store.write_text("result.json", json.dumps({**own, **json.loads(self._result(ledger).to_json())}, indent=2) + "\n")
         accuracy = "unknown" if final.test_accuracy is None else f"{final.test_accuracy:.1%}"
         self.say(f"The personal model of {name} is {model}; on this site's own test images its accuracy is {accuracy}")
         self.say(text.rstrip())
         return folder
+
+    def _result(self, ledger: Ledger) -> RunResult:
+        """As of a run with one client, this site. The seconds are those in which it worked."""
+        settings, final, data = self.agreement.settings, ledger.final[self.settings.name], self.data
+        known = [final] if None not in (final.test_accuracy, final.validation_accuracy) else []
+        sizes = {self.settings.name: (len(data.train), len(data.test))}
+        return RunResult(
+            **run_facts(settings, self.agreement.members.name, self._built, self._built.tools.device),
+            seed=settings.seed,
+            rounds=final.round,
+            finished=True,
+            clients=tuple(describe_client(entry, self._built.tools.space, sizes) for entry in known),
+            ledger=ledger,
+            seconds=round(sum(ledger.stages.values()), 3),
+            one_class=(self.settings.name,) if len(data.test.labels.unique()) == 1 else (),
+        )
 
 
 def own_data(settings: SiteSettings, agreement: Agreement, device: torch.device) -> ClientData:
@@ -175,6 +195,7 @@ def own_data(settings: SiteSettings, agreement: Agreement, device: torch.device)
     fit, select = held_out(run.split, train.labels, run.seed, number)
     if len(fit) < 2 or not len(select) or not len(test):
         what = f"{len(fit)} training, {len(select)} validation and {len(test)} test images"
-        raise InvalidConfig(f"{settings.images} gives {what}; a site needs at least 2, 1 and 1", key="images")
+        cure = "Add images: without a folder test/ four are enough"
+        raise InvalidConfig(f"{settings.images} gives {what}; a site needs at least 2, 1 and 1. {cure}", key="images")
     parts = (Pool(train.images[fit], train.labels[fit]), Pool(train.images[select], train.labels[select]), test)
     return ClientData(*(Examples(torch.from_numpy(p.images).to(device), torch.from_numpy(p.labels).to(device)) for p in parts))

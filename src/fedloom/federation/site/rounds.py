@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedloom.config import to_toml
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import (
     BadMessage,
@@ -48,6 +49,7 @@ def attend(settings: SiteSettings, say: Say) -> Path:
     with _own_folder(settings, agreement) as store:
         used = any((store.folder / name).exists() for name in ("ledger.jsonl", LOG, ANSWER))
         keep_to(agreement, store.folder, used, "folder")
+        store.write_text("config.toml", to_toml(agreement.settings))  # for whoever looks at the folder as at any run
         participant = Participant(settings, agreement, key, store, say)
         refusals = Refusals(say)
         if participant.done:
@@ -138,6 +140,8 @@ def join(settings: SiteSettings, file: Path, rounds: int, say: Say) -> Path:
             raise InvalidConfig(f"{what}. Take part in the farewell (`fedloom site`), or choose another folder", key="folder")
         participant = Participant(settings, agreement, None, store, say)
         check_joinable(participant.method, agreement.settings.method)
+        keep_to(agreement, store.folder, False, "folder")
+        store.write_text("config.toml", to_toml(agreement.settings))
         state, _ = read_state(file, shared_state(participant.method.initial(agreement.settings.seed)))
         participant.keep(state, welcome(participant.method, state, ClientSite(settings.name, participant.data), rounds))
         return participant.settle()

@@ -13,14 +13,15 @@ from fedloom.core.result import ClientResult
 from fedloom.maths.ranking import spearman
 from fedloom.report.figure import BLUE, FAINT, GREEN, INK, SERIES, VERMILION, Axis, Figure, Missing, Numbers, Shown, draw_dots
 from fedloom.report.view import Baseline, RunView
-from fedloom.report.words import byte_count, correlation, count, listed, many, percent, plain, points
+from fedloom.report.words import AT_SITES, byte_count, correlation, count, listed, many, one_class_words, percent, plain, points
 
 NAMED = 40  # clients whose names fit beside their bars
 
 
 def no_clients(run: RunView) -> str:
-    cure = f" Go on with `fedloom resume {run.folder}`." if not run.finished else ""
-    return f"No client has its personal model yet.{cure}"
+    if run.finished:
+        return AT_SITES
+    return f"No client has its personal model yet. Go on with `{run.goes_on}`."
 
 
 def gains(run: RunView, baseline: Baseline) -> dict[str, float]:
@@ -193,6 +194,8 @@ def _said_of_clients(run: RunView, ranked: Sequence[ClientResult], local: Baseli
         said = f"The only client, {plain(best.name)}, has {percent(best.test_accuracy)}."
     else:
         said = f"From {percent(best.test_accuracy)} ({plain(best.name)}) down to {percent(worst.test_accuracy)} ({plain(worst.name)})."
+    if remark := one_class_words(run.one_class):
+        said += f" {remark}"
     if local is None:
         return said
     own = gains(run, local)

@@ -13,7 +13,7 @@ import numpy as np
 from fedloom.core.progress import Moment
 from fedloom.maths.paired import PairedDifference, holm, paired_difference
 from fedloom.report.charts.clients import NAMED, strips
-from fedloom.report.charts.rounds import ROUND, binned, thinning
+from fedloom.report.charts.rounds import ROUND, alone, binned, thinning
 from fedloom.report.figure import FAINT, MARKS, SERIES, Axis, Figure, Missing, Numbers, Shown, draw_dots
 from fedloom.report.view import RunView
 from fedloom.report.words import byte_count, count, duration, listed, many, percent, plain
@@ -156,7 +156,8 @@ def courses(groups: Sequence[Group]) -> Shown:
 
     def fill(axes: Any) -> None:
         for (name, (_, bins)), colour, dashes in zip(found.items(), cycle(SERIES), cycle(DASHES)):
-            axes.plot([b.place for b in bins], [100 * b.mean for b in bins], color=colour, ls=dashes, label=plain(name, 24))
+            style = {"color": colour, "ls": dashes, "marker": alone(bins), "label": plain(name, 24)}
+            axes.plot([b.place for b in bins], [100 * b.mean for b in bins], **style)
         axes.legend(loc="lower right")
 
     ends = {name: bins[-1] for name, (_, bins) in found.items()}
@@ -185,7 +186,7 @@ def course_against(groups: Sequence[Group], key: str, axis: Axis, unit: float, n
             for place, moments in enumerate(runs):
                 label = None if place else plain(name, 24)
                 places, heights = [number(one) / unit for one in moments], [100 * one.accuracy for one in moments]
-                axes.plot(places, heights, color=colour, ls=dashes, lw=1, label=label)
+                axes.plot(places, heights, color=colour, ls=dashes, lw=1, marker=alone(moments), label=label)
         axes.legend(loc="lower right")
 
     ends = [f"{name} {percent(runs[0][-1].accuracy)} after {number(runs[0][-1]) / unit:.3g}" for name, runs in found.items()]

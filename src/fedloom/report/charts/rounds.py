@@ -55,6 +55,11 @@ def thinning(bins: Sequence[Bin], by_round: Mapping[int, Sequence[float]]) -> st
     return f"Each point stands for {size} rounds." if size > 1 else ""
 
 
+def alone(course: Sequence[object]) -> str:
+    """The mark of a course's points: a line through one point would not be seen."""
+    return "o" if len(course) == 1 else ""
+
+
 def draw_band(axes: Any, bins: Sequence[Bin], colour: str, name: str, scale: int = 100) -> None:
     places = [one.place for one in bins]
     low, high = ([scale * one.quantile(share) for one in bins] for share in (0.1, 0.9))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from fedloom.core.result import mean_and_std
 from fedloom.maths.paired import PairedDifference, paired_difference
-from fedloom.report.charts.clients import gains
+from fedloom.report.charts.clients import gains, no_clients
 from fedloom.report.page.blocks import missing
 from fedloom.report.page.html import Html, joined, tag, ticked
 from fedloom.report.view import BASELINES, Baseline, RunView
-from fedloom.report.words import TIGHT, byte_count, count, difference_words, duration, listed, many, percent, plain, points
+from fedloom.report.words import AT_SITES, TIGHT, byte_count, count, difference_words, duration, listed, many, percent, plain, points
 
 NOTICED = 5e-4  # a difference of accuracy that is shown as one
 
@@ -54,6 +54,8 @@ def difference(run: RunView, baseline: Baseline) -> PairedDifference | None:
 
 def _helped(run: RunView, baselines: Sequence[Baseline]) -> Answer:
     question = "Did it help?"
+    if run.mean is None and run.finished:
+        return Answer("help", question, "known at the sites", AT_SITES)
     if run.mean is None:
         return Answer("help", question, "not yet", f"The run is {run.spoken_state}. Its accuracy is known when it is finished.")
     against = [(baseline, found) for baseline in baselines if (found := difference(run, baseline)) is not None]
@@ -77,7 +79,7 @@ def _helped(run: RunView, baselines: Sequence[Baseline]) -> Answer:
 def _failed(run: RunView, baselines: Sequence[Baseline]) -> Answer:
     question = "Whom did it fail?"
     if not run.clients:
-        return Answer("clients", question, "not known yet", "No client has its personal model yet.")
+        return Answer("clients", question, *(("known at the sites", AT_SITES) if run.finished else ("not known yet", no_clients(run))))
     worst = run.by_accuracy[-1]
     said = f"{plain(worst.name)} has the lowest accuracy, {percent(worst.test_accuracy)} of {many(worst.test_examples, 'test image')}."
     local = next((baseline for baseline in baselines if baseline.method == "local"), None)
@@ -94,6 +96,8 @@ def _failed(run: RunView, baselines: Sequence[Baseline]) -> Answer:
 def _got(run: RunView) -> Answer:
     question = "What did each client get?"
     if not run.clients:
+        if run.finished:
+            return Answer("architectures", question, many(len(run.course.totals.final), "personal model"), AT_SITES)
         return Answer("architectures", question, "nothing yet", "Personal models come with the final participation.")
     kinds = len({client.architecture for client in run.clients})
     sizes = sorted(client.parameters for client in run.clients)
@@ -177,7 +181,7 @@ def baseline_remarks(run: RunView, baselines: Sequence[Baseline]) -> Html:
             said += f" It differs from this run in {listed([plain(text, 90) for text in baseline.differs], 6)}."
         remarks.append(tag("li", said))
     lacking = [method for method in BASELINES if method != run.method and method not in {baseline.method for baseline in baselines}]
-    for method in lacking:
+    for method in [] if run.federation else lacking:
         why = f"There is no finished run of {method} on the same split and seed beside this one. "
         make = f"fedloom run {place}/config.toml method={method} run.folder={place}-{method}"
         remarks.append(missing(f"{why}Make it with `{make}`, then report again.", "li"))

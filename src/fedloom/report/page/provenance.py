@@ -35,7 +35,9 @@ def provenance_blocks(run: RunView) -> list[Html]:
     blocks = [facts(rows)]
     if not run.environment:
         blocks.append(missing("Versions and commit are written with the first checkpoint, and there is none yet."))
-    again = tag("p", "The same again: ", code(f"fedloom run {plain(run.folder, 300)}/config.toml run.folder=ANOTHER"))
+    rehearse = "fedloom serve FEDERATION.toml --rehearse IMAGES"  # whose images are at the sites
+    command = rehearse if run.federation else f"fedloom run {plain(run.folder, 300)}/config.toml run.folder=ANOTHER"
+    again = tag("p", "The same again, with all images on one machine: " if run.federation else "The same again: ", code(command))
     return [
         *blocks,
         again,

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from fedloom.maths.paired import PairedDifference
 from fedloom.report.charts import comparison as charts
 from fedloom.report.charts.comparison import BYTES_UP, SECONDS, Group
 from fedloom.report.figure import Axis, Figure, Numbers
@@ -45,11 +46,10 @@ def _answers(groups: Sequence[Group]) -> Html:
     if not whole:
         answers.append(Answer("help", "Which is best?", "not known yet", "None of these runs is finished."))
     else:
-        best = max(whole, key=lambda group: group.mean)
-        said = [f"{name} {points(found.mean)} points" for name, found in charts.differences(groups).items()]
+        said = [f"{name} {points(found.mean)} points{_interval(found)}" for name, found in charts.differences(groups).items()]
         long = f"Mean test accuracy over clients: {listed([f'{group.name} {percent(group.mean)}' for group in whole], 8)}."
         long += f" Paired, against {charts.compared_to(groups)}: {listed(said, 8)}." if said else ""
-        answers.append(Answer("help", "Which is best?", f"{best.name}, {percent(best.mean)}", long))
+        answers.append(Answer("help", "Which is best?", *_best(whole, long)))
         worst = {group.name: min(group.accuracies) for group in whole}
         fair = [name for name, value in worst.items() if max(worst.values()) - value < NOTICED]
         long = f"The lowest client: {listed([f'{name} {percent(value)}' for name, value in worst.items()], 8)}."
@@ -66,6 +66,22 @@ def _answers(groups: Sequence[Group]) -> Html:
     quiet = min(groups, key=lambda group: sum(run.course.totals.bytes_up for run in group.runs) / len(group.runs))
     answers.append(Answer("privacy", "What left the building?", f"least under {quiet.name}", f"{'; '.join(left)}."))
     return answers_block(answers)
+
+
+def _best(whole: Sequence[Group], long: str) -> tuple[str, str]:
+    """The group with the highest mean; "best" only where its paired interval against every other is above 0."""
+    best, *others = sorted(whole, key=lambda group: -group.mean)
+    found = {other.name: charts.difference(other, best) for other in others if other.block == best.block}
+    unclear = [name for name, one in found.items() if one is None or one.low is None or one.low <= 0]
+    if not unclear:
+        return f"{best.name}, {percent(best.mean)}", long
+    paired = [f"{points(one.mean)} points on {name}{_interval(one)}" for name in unclear if (one := found[name]) is not None]
+    ahead = f" {best.name} has the highest mean, but {listed(paired, 8)}" if paired else f" {best.name} has the highest mean"
+    return f"not clear: {listed([best.name, *unclear])}", f"{long}{ahead}; these runs cannot tell them apart."
+
+
+def _interval(found: PairedDifference) -> str:
+    return "" if found.low is None or found.high is None else f" (95 % interval {points(found.low)} to {points(found.high)})"
 
 
 def _uploads(group: Group) -> list[str]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from fedloom.core.result import LedgerEntry, mean_and_std
 from fedloom.report.anchor import anchor_line
 from fedloom.report.terminal.sparks import bar, spark_line
-from fedloom.report.words import privacy_words
+from fedloom.report.words import AT_SITES, one_class_words, privacy_words
 from fedloom.spaces.base import BlockDiagram, CellGraph, Drawing
 
 WIDTH = 24  # characters of the widest block
@@ -33,7 +33,9 @@ def run_view(card: Mapping[str, Any], entries: Sequence[LedgerEntry]) -> Iterato
         yield Text(f"accuracy by round  {spark_line(means, ROUNDS)}  {means[0]:.1%} -> {means[-1]:.1%}")
     else:
         yield Text("accuracy by round  there is none: no round had an accuracy that was written down")
-    yield _clients(card["clients"])
+    yield _clients(card)
+    if words := one_class_words(card.get("one_class", ())):
+        yield Text(words)
     if line := anchor_line(entries, card["protocol"]):
         yield Text(line)
     cost = card["cost"]
@@ -48,9 +50,10 @@ def run_view(card: Mapping[str, Any], entries: Sequence[LedgerEntry]) -> Iterato
         yield Text(words)
 
 
-def _clients(clients: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _clients(card: Mapping[str, Any]) -> RenderableType:
+    clients = card["clients"]
     if not clients:
-        return Text("There are no personal models yet.")
+        return Text(AT_SITES if card["finished"] else "There are no personal models yet.")
     table = Table("client", "test accuracy", "", "parameters", "MACs", title="personal models")
     for client in sorted(clients, key=lambda client: -client["test_accuracy"]):
         accuracy = client["test_accuracy"]

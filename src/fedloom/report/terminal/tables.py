@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -11,7 +12,7 @@ from rich.table import Table
 from fedloom.core.architecture import Architecture
 from fedloom.core.result import RunResult, mean_and_std
 from fedloom.report.anchor import anchor_line
-from fedloom.report.words import privacy_words
+from fedloom.report.words import one_class_words, privacy_words
 from fedloom.supernets.base import Supernet
 
 SHOWN_CLIENTS = 12
@@ -44,7 +45,7 @@ def summary(result: RunResult) -> str:
     ledger = result.ledger
     uploads = ", ".join(sorted(ledger.uploads)) or "nothing"
     kinds = len({client.architecture for client in result.clients})
-    more = [anchor_line(ledger.final.values(), result.protocol), privacy_words(result.privacy)]
+    more = [one_class_words(result.one_class), anchor_line(ledger.final.values(), result.protocol), privacy_words(result.privacy)]
     selected = " (selected on test data, as the papers did)" if result.protocol == "paper" else ""
     return (
         f"{result.method} on {result.dataset}: test accuracy {mean or 0:.2%} ± {std or 0:.2%} over {len(result.clients)} clients"
@@ -70,6 +71,7 @@ def space_card(supernet: Supernet[Any], latency_ms: Callable[[Architecture], flo
         published[name] = dict(zip(("parameters", "macs"), space.as_published(architecture), strict=True))
     return {
         "space": space.name,
+        "image": asdict(space.image),
         "genes": len(space.genes),
         "architectures": space.architectures,
         "supernet_parameters": parameters,
@@ -82,6 +84,9 @@ def space_card(supernet: Supernet[Any], latency_ms: Callable[[Architecture], flo
 def space_table(card: dict[str, Any]) -> Table:
     """The card for reading; genes with equal choices share a line. Counts of the public implementation only where they differ."""
     table = Table("", "", title=card["space"], show_header=False)
+    image = card["image"]
+    kind = {1: "grey", 3: "colour"}.get(image["channels"], f"{image['channels']} channels")
+    table.add_row("for images", f"{kind}, {image['size']} x {image['size']} pixels, {image['classes']} classes")
     table.add_row("genes", str(card["genes"]))
     table.add_row("architectures", f"{card['architectures']:.3g} ({card['architectures']:,})")
     theirs = card["as_published"]["supernet_parameters"]
