@@ -27,6 +27,7 @@ NAVIGATION = {
         "methods/perfedrlnas",
         "methods/spider",
         "methods/hapfnas",
+        "methods/fednas",
         "methods/fedrlnas",
         "methods/heterofl",
         "methods/fedavg",

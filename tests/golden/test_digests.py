@@ -34,6 +34,7 @@ FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; some send as
     "spider": {"trained_macs", "architecture"},
     "perfedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
     "hapfnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
+    "fednas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
     "fedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
 }
 

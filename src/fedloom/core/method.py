@@ -57,9 +57,9 @@ class Method(ABC, Generic[State]):
     A round is ``plan -> answer (at each client) -> absorb``; ``finished`` ends the rounds. Then every client, drawn before or
     not, takes part once more: ``farewell`` says what it receives (action FINISH), ``answer`` returns a personal model and an empty report.
 
-    The rest has defaults: ``search``, where personal architectures are searched (client, server, or none where all clients have the
-    same), ``spaces``, names of the search spaces the method is defined on (empty: any), ``tiny_needs``, settings that its tests need
-    besides its own (``{"split.server": 0.02}``), ``initial``, ``welcome``, ``supernet_of``, ``epochs`` and ``check_tiers``.
+    The rest has defaults: ``search``, where architectures are searched (client, server, or none), ``spaces``, names of the search spaces
+    the method is defined on (empty: any), ``tiny_needs``, settings that its tests need besides its own (``{"split.server": 0.02}``),
+    ``initial``, ``welcome``, ``supernet_of``, ``epochs`` and ``check_tiers``.
     """
 
     search: ClassVar[str] = "none"

@@ -8,6 +8,7 @@ from fedloom.methods import (
     fedavg,
     fedbabu,
     fedmn,
+    fednas,
     fedprox,
     fedrep,
     fedrlnas,

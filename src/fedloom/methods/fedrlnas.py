@@ -24,23 +24,21 @@ from fedloom.core.boundary import Manifest, Upload
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Arrays, Fact, Report, frozen
-from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.maths import policy
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import METHODS
-from fedloom.methods.subnets import SubnetMethod, SubnetState
+from fedloom.methods.subnets import PhaseSettings, SearchThenTrain, SubnetState
 from fedloom.search import policies
 from fedloom.training.local import Trained
 
 
 @dataclass(frozen=True)
-class FedRLNASSettings:
+class FedRLNASSettings(PhaseSettings):
     rate: float = setting(0.003, "learning rate of Adam for the policy; raise it for runs of few rounds", low=0)
     follow: float = setting(0.99, "share of a round's mean accuracy in the baseline that rewards are counted from", low=0, high=1)
     warmup: float = setting(0.1, "share of the rounds before the policy learns", low=0, high=1)
-    retrain: float = setting(0.5, "share of the rounds, at the end, that train the most likely architecture alone", low=0, high=1)
-    scratch: bool = setting(False, "train it from random weights, as in the paper; else it goes on with those of the supernet")
     averaging: str = setting("coverage_equal", "how updates are combined", choices=AVERAGING)
 
 
@@ -54,7 +52,7 @@ class FedRLNASState(SubnetState):
 
 @METHODS.add("fedrlnas", FedRLNASSettings, "FedRLNAS: the server learns one policy for all clients and sends subnets; accuracies leave")
 @dataclass(frozen=True)
-class FedRLNAS(SubnetMethod[FedRLNASState]):
+class FedRLNAS(SearchThenTrain[FedRLNASState]):
     settings: FedRLNASSettings
 
     state: ClassVar[type[Any]] = FedRLNASState
@@ -71,9 +69,6 @@ class FedRLNAS(SubnetMethod[FedRLNASState]):
         if self._warmed_up >= self.searched:
             what = f"fedrlnas.warmup={own.warmup} and fedrlnas.retrain={own.retrain} leave none of {rounds} rounds to search"
             raise InvalidConfig(f"{what}. Lower one of them", key="fedrlnas.warmup")
-        if own.scratch and self.tools.averaging.last > rounds - self.searched:
-            what = "averaging.last reaches back to rounds before fedrlnas.scratch starts anew"
-            raise InvalidConfig(f"{what}. Set it to at most {rounds - self.searched}", key="averaging.last")
         known = {"table": policies.uniform(space), "baseline": np.array(1 / space.image.classes)}
         return replace(super().start(seed), policy=frozen(known))
 
@@ -81,23 +76,11 @@ class FedRLNAS(SubnetMethod[FedRLNASState]):
     def _warmed_up(self) -> int:
         return round(self.settings.warmup * self.tools.rounds)
 
-    @property
-    def searched(self) -> int:
-        """Rounds of the first two phases, at least one."""
-        return max(1, round((1 - self.settings.retrain) * self.tools.rounds))
-
     def subnet(self, state: FedRLNASState, client: str, final: bool) -> Architecture:
         space, logits = self.tools.space, state.policy["table"][0]
         if final or state.round >= self.searched:
             return policies.most_likely(space, logits)
         return policies.drawn(space, logits, rng(state.seed, state.round, client, "architecture"))
-
-    def absorb(self, state: FedRLNASState, reports: Sequence[Report]) -> FedRLNASState:
-        after = super().absorb(state, reports)
-        if not (self.settings.scratch and after.round == self.searched < self.tools.rounds):
-            return after
-        fresh = self.tools.initial_supernet(derive_seed(state.seed, "scratch"))
-        return replace(after, weights=frozen(fresh), carried={})
 
     def learned(self, state: FedRLNASState, reports: Sequence[Report]) -> FedRLNASState:
         """One step of the policy, after the warm-up and before the last phase."""

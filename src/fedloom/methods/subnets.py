@@ -10,9 +10,11 @@ from typing import Any, ClassVar, TypeVar
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientSite
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import FINISH, Arrays, Fact, Instruction, Report, frozen
 from fedloom.core.method import Answer
-from fedloom.core.seeds import rng
+from fedloom.core.seeds import derive_seed, rng
+from fedloom.core.settings import setting
 from fedloom.maths.averaging import AVERAGING
 from fedloom.methods.base import FederatedMethod, message
 from fedloom.supernets.base import Weights
@@ -109,3 +111,36 @@ class SubnetMethod(FederatedMethod[Sub]):
         facts = {"examples": len(site.data.train), **self.facts(site, architecture, trained)}
         diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
         return Answer(Report(instruction.client, instruction.round, {"update": update}, facts), diary=diary)
+
+
+@dataclass(frozen=True)
+class PhaseSettings:
+    retrain: float = setting(0.5, "share of the rounds, at the end, that train what was found and nothing else", low=0, high=1)
+    scratch: bool = setting(False, "train it from random weights, as in the paper; else it goes on with those of the supernet")
+
+
+@dataclass(frozen=True)
+class SearchThenTrain(SubnetMethod[Sub]):
+    """Rounds that search one architecture for all clients, then rounds that train it."""
+
+    search: ClassVar[str] = "server"
+
+    @property
+    def searched(self) -> int:
+        """Rounds of the search, at least one."""
+        retrain: float = self.settings.retrain
+        return max(1, round((1 - retrain) * self.tools.rounds))
+
+    def start(self, seed: int) -> Sub:
+        left = self.tools.rounds - self.searched
+        if self.settings.scratch and self.tools.averaging.last > left:
+            what = "averaging.last reaches back to rounds before `scratch` starts with new weights"
+            raise InvalidConfig(f"{what}. Set it to at most {left}", key="averaging.last")
+        return super().start(seed)
+
+    def absorb(self, state: Sub, reports: Sequence[Report]) -> Sub:
+        after = super().absorb(state, reports)
+        if not (self.settings.scratch and after.round == self.searched < self.tools.rounds):
+            return after
+        fresh = self.tools.initial_supernet(derive_seed(state.seed, "scratch"))
+        return replace(after, weights=frozen(fresh), carried={})

@@ -17,9 +17,11 @@ from fedloom.training.tools import Tools
 TIER = "tier"
 
 
-def uploads(tools: Tools) -> Manifest:
-    """Where hardware has tiers a client says which is its own: the server does not know devices."""
-    return {TIER: Upload("which class of device it is (hardware.*)", high=tools.tiers - 1)} if tools.tiers > 1 else {}
+def uploads(tools: Tools | None) -> Manifest:
+    """Where hardware has tiers a client says which is its own: the server does not know devices. Without tools: as by default."""
+    if tools is None or tools.tiers == 1:
+        return {}
+    return {TIER: Upload("which class of device it is (hardware.*)", high=tools.tiers - 1)}
 
 
 def facts(tools: Tools, site: ClientSite) -> dict[str, int]:

@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-import numpy as np
-
 from fedloom.core.client_site import Examples
 from fedloom.maths.perturbation import Kept, decided
-from fedloom.maths.relaxation import Table, mixed_level_step, softmax
+from fedloom.maths.relaxation import Table, softmax
 from fedloom.supernets.base import Weights
 from fedloom.training.graphs import WeightsInTraining
+from fedloom.training.milenas import Draws, Milenas, clipped
 from fedloom.training.mixtures import Mixtures
 from fedloom.training.packed import Packed, flattened
-
-Draws = tuple[np.random.Generator, np.random.Generator]  # for the order of training and of validation images
 
 
 @dataclass(frozen=True)
@@ -54,23 +51,20 @@ class TwoSupernets:
         shared, local = (WeightsInTraining(Packed.of(weights), tools.training) for weights in (received, own.weights))
         anchor, moving = flattened(received.values()), mixtures.moving(own.kept, received)
         held_out = tools.trainer.batches(validation, repeat(0.0), draws[1])  # without end
-        seen = seen_held_out = 0
+        seen, seen_held_out, milenas = 0, 0, Milenas(mixtures, self.rate, self.weight)
         for images, labels, rate in tools.trainer.batches(train, rates, draws[0]):
             pixels = tools.pixels.normalise(images)
             gradient = mixtures.gradient(shared.weights.views, pixels, labels, mixtures.offered)
-            if self.clip:
-                gradient = gradient * (self.clip / gradient.norm().clamp_min(self.clip))
-            shared.move(gradient, rate, None)
-            views, coefficients = local.weights.views, own.coefficients
-            if own.alphas is None or coefficients is None:
+            shared.move(clipped(gradient, self.clip), rate, None)
+            views = local.weights.views
+            if own.alphas is None or own.coefficients is None:
                 gradient = mixtures.gradient(views, pixels, labels, own.kept)
             else:
                 others, other_labels, _ = next(held_out)
                 seen_held_out += len(other_labels)
-                gradient, on_train = mixtures.gradient_of_both(views, pixels, labels, own.kept, coefficients)
-                others = tools.pixels.normalise(others)
-                on_validation = mixtures.gradient_of_coefficients(views, others, other_labels, own.kept, coefficients)
-                own = replace(own, alphas=mixed_level_step(own.alphas, own.kept, on_train, on_validation, self.rate, self.weight))
+                held = tools.pixels.normalise(others), other_labels
+                gradient, alphas = milenas.step(views, own.kept, own.alphas, (pixels, labels), held)
+                own = replace(own, alphas=alphas)
             local.move(gradient + self.sharing * (local.weights.flat - anchor), rate, moving)
             seen += len(labels)
         macs = seen * mixtures.macs(mixtures.offered) + (seen + seen_held_out) * mixtures.macs(own.kept)
