@@ -58,6 +58,11 @@ class Scaffold(FixedNetwork[ScaffoldState]):
     def start(self, seed: int) -> ScaffoldState:
         if not self.tools.training.rate:
             raise InvalidConfig("scaffold divides by the learning rate, and training.rate is 0. Raise it", key="training.rate")
+        if self.tools.training.optimiser != "sgd":
+            what = (
+                f"scaffold needs to know how far gradients of one move a weight, and training.optimiser is {self.tools.training.optimiser}"
+            )
+            raise InvalidConfig(f"{what}. Set it to sgd", key="training.optimiser")
         state = super().start(seed)
         return replace(state, control=frozen({name: np.zeros_like(array) for name, array in state.weights.items()}))
 

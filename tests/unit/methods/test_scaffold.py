@@ -84,3 +84,8 @@ def test_the_end_keeps_the_memory_and_receives_no_control_variate(tiny: Callable
 def test_a_rate_of_nothing_is_refused(tiny: Callable[..., Settings]) -> None:
     with pytest.raises(InvalidConfig, match=r"training\.rate is 0"):
         play(tiny, "training.rate=0")
+
+
+def test_other_optimisers_are_refused(tiny: Callable[..., Settings]) -> None:
+    with pytest.raises(InvalidConfig, match=r"training\.optimiser is adamw\. Set it to sgd"):
+        play(tiny, "training.optimiser=adamw")
