@@ -53,6 +53,7 @@ NAVIGATION = {
         "explain/speed",
         "explain/flower",
         "explain/threats",
+        "explain/privacy",
         "explain/secure",
         "explain/dependencies",
     ],
