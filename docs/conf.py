@@ -56,6 +56,7 @@ NAVIGATION = {
         "explain/speed",
         "explain/flower",
         "explain/threats",
+        "explain/privacy",
         "explain/secure",
         "explain/dependencies",
     ],
