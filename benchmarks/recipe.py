@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedloom import compare, config
+from fedloom import comparing, config
 from fedloom.engine.store import Store
 from fedloom.maths.paired import paired_difference
 from fedloom.report.terminal.live_runs import LiveRuns
@@ -57,20 +57,20 @@ def changes_of(arm: str, source: str, common: Sequence[str]) -> list[str]:
     return own
 
 
-def planned(source: str, arms: Sequence[str], seeds: Sequence[int], common: Sequence[str], folder: Path) -> list[compare.PlannedRun]:
+def planned(source: str, arms: Sequence[str], seeds: Sequence[int], common: Sequence[str], folder: Path) -> list[comparing.PlannedRun]:
     runs = []
     for seed in seeds:
         for arm in arms:
             place = folder / f"{arm}-{seed}"
             own = [*changes_of(arm, source, common), f"seed={seed}", f"run.folder={json.dumps(str(place))}"]
-            runs.append(compare.PlannedRun(arm, seed, place, compare.command_for(source, own, place)))
+            runs.append(comparing.PlannedRun(arm, seed, place, comparing.command_for(source, own, place)))
     return runs
 
 
-def run_record(run: compare.PlannedRun) -> dict[str, Any]:
+def run_record(run: comparing.PlannedRun) -> dict[str, Any]:
     """What each client reached, how many left the anchor, and the cost."""
     final = [entry for entry in Store(run.folder).read_ledger() if entry.final]
-    cost = compare.result_of(run)["cost"]
+    cost = comparing.result_of(run)["cost"]
     return {
         "accuracy": {entry.client: entry.test_accuracy for entry in final},
         "left": sum(entry.notes.get("left_prior", 0.0) for entry in final) / len(final),
@@ -122,8 +122,8 @@ def main() -> None:
     settings = config.load(arguments.source, arguments.set)
     runs = planned(arguments.source, arms, seeds, arguments.set, Path("runs") / name)
     with LiveRuns(Console(), [run.name for run in runs]) as view:
-        failures = compare.execute(runs, arguments.jobs or compare.usual_jobs(settings), view)
-    results = compare.collect(runs, failures)
+        failures = comparing.execute(runs, arguments.jobs or comparing.usual_jobs(settings), view)
+    results = comparing.collect(runs, failures)
     if not any(results.values()):
         sys.exit("No run has a result.")
     environment = next(result["environment"] for by_seed in results.values() for result in by_seed.values())

@@ -10,7 +10,7 @@ from typing import Any
 
 from markup import code, plain, table
 
-from fedloom import config
+from fedloom import api, config
 from fedloom.assemble import simulation as assemble
 from fedloom.core import boundary, client_site, messages, method, registry, result, seeds, settings
 from fedloom.data.readers import DATASETS
@@ -27,7 +27,8 @@ from fedloom.supernets.foreign import PUBLIC
 from fedloom.training.tools import Tools
 
 ENTRANCES: dict[str, list[Any]] = {
-    "Run a federation": [
+    "In a script or notebook": [api.run, api.Result, api.compare, api.Comparison],
+    "Run a federation, part by part": [
         config.load,
         config.from_table,
         config.to_toml,
@@ -89,7 +90,8 @@ def python_page() -> Iterator[str]:
 
 
 def entrance(thing: Any) -> Iterator[str]:
-    yield f"### {thing.__name__}\n\n`from {thing.__module__} import {thing.__name__}`\n"
+    place = "fedloom" if thing.__module__ == api.__name__ else thing.__module__
+    yield f"### {thing.__name__}\n\n`from {place} import {thing.__name__}`\n"
     if inspect.isclass(thing):
         rows = list(functions(thing))
         if getattr(thing, "_is_protocol", False) or not rows:
@@ -130,4 +132,5 @@ def signature(name: str, function: Callable[..., Any]) -> str:
     """As it is written, without self."""
     whole = inspect.signature(function)
     kept = [parameter for key, parameter in whole.parameters.items() if key not in ("self", "cls")]
-    return f"def {name}{whole.replace(parameters=kept)}".replace("''", '""').replace("'", "")
+    shown = re.sub(r"(: |-> )'([^']*)'", r"\1\2", f"def {name}{whole.replace(parameters=kept)}")  # annotations are kept as text
+    return shown.replace("'", '"')

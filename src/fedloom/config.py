@@ -43,7 +43,12 @@ LARGEST = 2**63 - 1  # whole number
 class RunSettings:
     folder: str = setting("", "folder of the run; empty: runs/<preset>, with a number added if that exists")
     checkpoint_every: int = setting(1, "rounds between saved states", low=1)
-    track: bool = setting(False, "write scalars for TensorBoard into tensorboard/ of the run folder (extra track)")
+    track: bool = setting(False, "write scalars by round for run.tracker")
+    tracker: str = setting(
+        "tensorboard",
+        "where run.track writes: tensorboard (into tensorboard/ of the run folder; extra track), wandb or mlflow (their own packages)",
+        choices=("tensorboard", "wandb", "mlflow"),
+    )
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedloom import config
+from fedloom import comparing, config
 from fedloom.assemble import new_run, reopen_run
 from fedloom.assemble.builder import make_tools
 from fedloom.core.messages import Report
@@ -37,6 +39,20 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return capsys.readouterr().out
 
     return run
+
+
+def test_the_notebook(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells one after the other, with a tiny federation in place of the quickstart, and no process for each run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparing, "execute", lambda runs, jobs, view: comparing.execute_side_by_side(runs, len(runs), view))
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert sum('"quickstart"' in text for text in code) == 2 and all(cell.get("outputs", []) == [] for cell in cells)
+    names: dict[str, Any] = {}
+    for number, text in enumerate(code):
+        exec(compile(text.replace('"quickstart"', repr(str(tiny_file))), f"cell {number}", "exec"), names)
+    assert len(names["result"].clients) == 3 and len(names["comparison"].methods) == 2
+    assert (tmp_path / "table.tex").exists()
 
 
 def test_quickstart(example: Callable[..., str], tmp_path: Path) -> None:

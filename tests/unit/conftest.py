@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom import compare
+from fedloom import comparing
 from fedloom.assemble import new_run
 from fedloom.config import Settings
 from fedloom.engine.run import Watcher
@@ -44,7 +44,7 @@ def finished_run(a_finished_run: Path, tmp_path: Path) -> Path:
 def orders(fedloom_: Fedloom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
     """Runs are stood in for, by a process that starts at once and does what it is told."""
     (tmp_path / "standing_in.py").write_text(STANDING_IN)
-    monkeypatch.setattr(compare, "FEDLOOM", (sys.executable, "-S", str(tmp_path / "standing_in.py")))
+    monkeypatch.setattr(comparing, "FEDLOOM", (sys.executable, "-S", str(tmp_path / "standing_in.py")))
     return lambda given: (tmp_path / "orders.json").write_text(json.dumps(given)) and None
 
 

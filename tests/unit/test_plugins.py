@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedloom import compare, config, plugins
+from fedloom import comparing, config, plugins
 from fedloom.core.errors import InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.data.readers import DATASETS, DataSettings
 from fedloom.methods.base import METHODS
@@ -108,7 +108,7 @@ def test_tables_in_its_table_survive_the_round_trip(write: Callable[..., str]) -
     assert (own.size, own.middle.inner.rate, own.middle.name, own.middle.sizes) == (7, 1e-9, "a\nb", (4,))
     assert config.space_settings("mine", [], own) == own
     assert ("mine.middle.inner.rate", "0.5", "how deep it is") in list(config.explain())
-    assert compare._flat(settings)["mine.middle.inner.rate"] == 1e-9
+    assert comparing._flat(settings)["mine.middle.inner.rate"] == 1e-9
 
 
 def test_a_settings_file_names_plugins_beside_it(write: Callable[..., str], tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_commands_without_run_settings_take_it(fedloom_: Fedloom, write: Callabl
 
 def test_a_comparison_knows_methods_of_plugins(write: Callable[..., str]) -> None:
     name = write(HEAD + 'METHODS.add("mine", FedAvgSettings, "a method")(FedAvg)\n')
-    runs = compare.plan("quickstart", [f'plugins=["{name}"]'], ["mine", "fedavg"], 1)
+    runs = comparing.plan("quickstart", [f'plugins=["{name}"]'], ["mine", "fedavg"], 1)
     assert [run.name for run in runs] == ["mine-0", "fedavg-0"] and all(f'plugins=["{name}"]' in run.command for run in runs)
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedloom import compare as comparison
-from fedloom import config
+from fedloom import comparing, config
+from fedloom.api import compared, failed
 from fedloom.commands.terminal import PrintJson, console, new_console, say, source_and_changes, stoppable
-from fedloom.core.errors import FedloomError, InvalidConfig
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.progress import Progress
 from fedloom.engine.store import Store
 from fedloom.files import write_file
-from fedloom.report.comparison import blocks_of, comparison_card, sweep_card
+from fedloom.report.comparison import blocks_of
 from fedloom.report.comparison_files import check_table, courses_file, table_file
-from fedloom.report.published import TITLE, published_beside
+from fedloom.report.published import TITLE
 from fedloom.report.terminal.comparison import comparison_notes, comparison_table, published_notes, published_table
 from fedloom.report.terminal.live_runs import LiveRuns
 
@@ -60,52 +61,27 @@ def compare(
         raise InvalidConfig(f"--side-by-side {side_by_side} puts several runs into one process, {other} into several. Choose one of them")
     for path in table or []:
         check_table(path)
-    jobs = jobs or comparison.usual_jobs(settings)
     names = [method.strip() for method in methods.split(",")]
-    sweep = comparison.Sweep.read(over) if over else None
-    runs = comparison.plan(source, changes, names, seeds, sweep)
-    own = _own_settings(source, changes, names, sweep)
-    folder = comparison.common_folder(runs)
-    comparison.write_order(runs, folder)
+    sweep = comparing.Sweep.read(over) if over else None
     watching = new_console(stderr=True) if as_json else console
-    with stoppable("The same command goes on from here"), LiveRuns(watching, [run.name for run in runs]) as view:
-        if side_by_side > 1:
-            failures = comparison.execute_side_by_side(runs, side_by_side, view)
-        else:
-            failures = comparison.execute(runs, jobs, view)
-    values = dict.fromkeys(run.value for run in runs)
-    results = {value: comparison.collect([run for run in runs if run.value == value], failures) for value in values}
-    card = sweep_card(sweep.key, results) if sweep else comparison_card(results[""])
-    every = [result for found in results.values() for by_seed in found.values() for result in by_seed.values()]
-    card["published"] = published_beside({one["dataset"] for one in every}, {one["space"] for one in every}, names)
-    card["folder"] = str(folder)
-    card["own_settings"] = [asdict(one) for one in own]
-    card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
+    planned = comparing.plan(source, changes, names, seeds, sweep)  # refuses before anything is shown
+    with stoppable("The same command goes on from here"), LiveRuns(watching, [run.name for run in planned]) as view:
+        found = compared(source, changes, names, seeds, sweep, view, jobs, side_by_side)
+    card, runs, failures = found.card, list(found.runs), list(found.failures)
     if as_json:
         print(json.dumps({**card, "published": [asdict(one) for one in card["published"]]}, indent=2))
     elif len(failures) < len(runs):
         _show(card)
-        stale = [warning for found in results.values() for warning in comparison.stale(found)]
-        for warning in dict.fromkeys([*map(str, own), *stale]):
+        for warning in dict.fromkeys([*map(str, found.own_settings), *found.stale]):
             say(warning)
         say(f"The runs are in {card['folder']}, in a folder for each method and seed")
     if len(failures) < len(runs):
         _write(card, runs, failures, table or [], courses, sweep, quiet=as_json)
     if failures:
-        first = failures[0]
-        error = FedloomError(f"{len(failures)} of {len(runs)} runs failed, first {first.run.name}: {first.reason}")
-        error.exit_code = first.exit_code
-        raise error
+        raise failed(found)
 
 
-def _own_settings(source: str, changes: list[str], names: list[str], sweep: comparison.Sweep | None) -> list[comparison.OwnSetting]:
-    if sweep is None:
-        return comparison.own_settings(source, changes, names)
-    every = (comparison.own_settings(source, [*changes, sweep.change(value)], names) for value in sweep.values)
-    return list({str(one): one for found in every for one in found}.values())
-
-
-def _show(card: dict[str, Any]) -> None:
+def _show(card: Mapping[str, Any]) -> None:
     for value, block in blocks_of(card):
         if "over" in card:
             say(f"{card['over']} = {value}")
@@ -118,12 +94,12 @@ def _show(card: dict[str, Any]) -> None:
 
 
 def _write(
-    card: dict[str, Any],
-    runs: list[comparison.PlannedRun],
-    failures: list[comparison.Failure],
+    card: Mapping[str, Any],
+    runs: list[comparing.PlannedRun],
+    failures: list[comparing.Failure],
     tables: list[Path],
     courses: Path | None,
-    sweep: comparison.Sweep | None,
+    sweep: comparing.Sweep | None,
     quiet: bool,
 ) -> None:
     texts = {path: table_file(path, card) for path in tables}

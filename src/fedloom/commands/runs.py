@@ -13,6 +13,7 @@ import typer
 from fedloom import config
 from fedloom.assemble import free_folder, new_run, resume_run, saved_outline, saved_settings
 from fedloom.commands.terminal import TrustPlugins, console, new_console, say, source_and_changes
+from fedloom.config import RunSettings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
@@ -27,7 +28,7 @@ from fedloom.report.terminal.live import LiveView
 from fedloom.report.terminal.profile import profile_lines, profile_table
 from fedloom.report.terminal.show import client_view, run_view
 from fedloom.report.terminal.tables import client_table, summary
-from fedloom.report.track import Several, Tracker
+from fedloom.report.track import Several, trackers
 
 
 def settings_help() -> str:
@@ -53,7 +54,7 @@ def run(
     folder = Path(settings.run.folder) if settings.run.folder else free_folder(Path(source).stem)
     start = f", from the weights in {settings.weights}" if settings.weights else ""
     title = f"{settings.method} on {settings.data.name}, into {folder}{start}"
-    with _profiling(folder, profile, events) as more, _watching(folder, title, settings.run.track, events, more) as watcher:
+    with _profiling(folder, profile, events) as more, _watching(folder, title, settings.run, events, more) as watcher:
         result = new_run(settings, folder, watcher)
     _conclude(folder, result, events)
 
@@ -64,7 +65,7 @@ def resume(
     profile: ProfileRun = False,
 ) -> None:
     """Continue a stopped run. Finished rounds are not repeated."""
-    track = saved_settings(folder, trust_plugins=True).run.track
+    track = saved_settings(folder, trust_plugins=True).run
     with _profiling(folder, profile, events) as more, _watching(folder, f"resuming {folder}", track, events, more) as watcher:
         result = resume_run(folder, watcher)
     _conclude(folder, result, events)
@@ -86,15 +87,15 @@ def _profiling(folder: Path, wanted: bool, quiet: bool) -> Iterator[list[Watcher
 
 
 @contextmanager
-def _watching(folder: Path, title: str, track: bool, events: bool, more: list[Watcher]) -> Iterator[Watcher]:
-    trackers = [*more, *([Tracker(folder / "tensorboard")] if track else [])]
+def _watching(folder: Path, title: str, track: RunSettings, events: bool, more: list[Watcher]) -> Iterator[Watcher]:
+    others = [*more, *trackers(track, folder)]
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: workers end, nothing stays behind
     try:
         if events:
-            yield Several([Events(lambda event: print(event.to_json(), flush=True)), *trackers])
+            yield Several([Events(lambda event: print(event.to_json(), flush=True)), *others])
         else:
             with LiveView(console, title) as view:
-                yield Several([view, *trackers])
+                yield Several([view, *others])
     except KeyboardInterrupt:
         begun = (folder / "config.toml").exists()
         raise Interrupted(f"stopped. Continue with `fedloom resume {folder}`" if begun else "stopped before the run began") from None

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedloom import compare, config
-from fedloom.compare import Sweep
+from fedloom import comparing, config
+from fedloom.comparing import Sweep
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.progress import Moment
 from fedloom.report.comparison import comparison_card, sweep_card
@@ -66,7 +66,7 @@ def test_every_value_has_its_runs_and_its_block(orders: Callable[..., None], fed
     assert (tmp_path / "all.md").read_text().startswith("| split.alpha | method |")
 
     # the runs are there now, and are not made again
-    for run in compare.plan(str(tiny_file), [], ["fedavg", "local"], 1, Sweep.read("split.alpha=0.1,1")):
+    for run in comparing.plan(str(tiny_file), [], ["fedavg", "local"], 1, Sweep.read("split.alpha=0.1,1")):
         assert config.load(run.command[4], run.command[5:]).split.alpha == float(run.value)
         (run.folder / "config.toml").write_text(config.to_toml(config.load(run.command[4], run.command[5:])))
     again = fedloom_(*command, "--json")

@@ -21,7 +21,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedloom import compare, config
+from fedloom import comparing, config
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, UnusableFolder
 from fedloom.files import read_arrays
@@ -53,7 +53,7 @@ def test_runs_are_ordinary_runs_made_once(fedloom_: Fedloom, tiny_file: Path, tm
 
     assert json.loads((base / "comparison.json").read_text()) == {"methods": ["fedavg", "local"]}  # whom a report compares with whom
     before = everything(base)
-    monkeypatch.setattr(compare, "FEDLOOM", ("false",))  # nothing is run again
+    monkeypatch.setattr(comparing, "FEDLOOM", ("false",))  # nothing is run again
     again = fedloom_(*command, "--json", "--table", "t.csv", "--table", "t.md", "--courses", "courses.csv")
     assert again.code == 0 and "fedavg-0: finished before: " in again.err and everything(base) == before
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["courses.csv", "t.csv", "t.md"]
@@ -71,9 +71,9 @@ def test_runs_are_ordinary_runs_made_once(fedloom_: Fedloom, tiny_file: Path, tm
 
     refused = fedloom_(*command, "rounds=1")
     check_refused(refused, UnusableFolder, "fedavg-0 holds a run with other settings: rounds is 2 there and 1 here", "run.folder")
-    monkeypatch.setattr(compare, "FEDLOOM", ("fedloom",))
+    monkeypatch.setattr(comparing, "FEDLOOM", ("fedloom",))
     (base / "local-0" / "result.json").unlink()
-    done, stopped, new = (compare.plan(str(tiny_file), [], [method], 1)[0] for method in ("fedavg", "local", "perfedsde"))
+    done, stopped, new = (comparing.plan(str(tiny_file), [], [method], 1)[0] for method in ("fedavg", "local", "perfedsde"))
     assert done.command == () and stopped.command == ("fedloom", "resume", "runs/compare-tiny/local-0")
     own = ("method=perfedsde", "seed=0", 'run.folder="runs/compare-tiny/perfedsde-0"')
     assert new.command == ("fedloom", "run", str(tiny_file), *own)
@@ -85,7 +85,7 @@ def test_runs_are_ordinary_runs_made_once(fedloom_: Fedloom, tiny_file: Path, tm
 
 
 def test_seeds_and_folder_are_settings(tiny_file: Path) -> None:
-    runs = compare.plan(str(tiny_file), ["seed=7", "run.folder=mine", "rounds=1"], ["local", "fedavg"], 2)
+    runs = comparing.plan(str(tiny_file), ["seed=7", "run.folder=mine", "rounds=1"], ["local", "fedavg"], 2)
     assert [(run.method, run.seed, run.name) for run in runs] == [
         ("local", 7, "local-7"),
         ("fedavg", 7, "fedavg-7"),
@@ -102,13 +102,13 @@ def test_relative_paths_are_those_of_the_run_that_is_there(tiny_file: Path, tmp_
     """A run keeps full paths; the same command again must not take them for others."""
     monkeypatch.chdir(tmp_path)
     changes = ["data.server=unlabelled", "data.folder=images", "perfedsde.features=features.pth", "weights=start.safetensors"]
-    (run,) = compare.plan(str(tiny_file), changes, ["local"], 1)
+    (run,) = comparing.plan(str(tiny_file), changes, ["local"], 1)
     run.folder.mkdir(parents=True)
     kept = config.map_paths(config.load(run.command[4], run.command[5:]), lambda path: path and str(tmp_path / path))
     (run.folder / "config.toml").write_text(config.to_toml(kept))
-    assert compare.plan(str(tiny_file), changes, ["local"], 1)[0].command == (*compare.FEDLOOM, "resume", str(run.folder))
+    assert comparing.plan(str(tiny_file), changes, ["local"], 1)[0].command == (*comparing.FEDLOOM, "resume", str(run.folder))
     with pytest.raises(UnusableFolder, match=r"data\.server is"):
-        compare.plan(str(tiny_file), ["data.server=others", *changes[1:]], ["local"], 1)
+        comparing.plan(str(tiny_file), ["data.server=others", *changes[1:]], ["local"], 1)
 
 
 def test_what_is_printed_as_a_command_works(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_an_unknown_preset(fedloom_: Fedloom) -> None:
 def test_one_run_per_core_and_one_on_a_gpu(tiny: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5})
-    assert compare.usual_jobs(tiny("inline.device=cpu")) == 3
-    assert compare.usual_jobs(tiny("inline.device=auto")) == 1
-    assert compare.usual_jobs(tiny("engine=ray", "ray.device=cpu")) == 1  # it takes all cores for one run
-    assert compare.usual_jobs(tiny("engine=processes", "processes.device=cpu")) == 1
+    assert comparing.usual_jobs(tiny("inline.device=cpu")) == 3
+    assert comparing.usual_jobs(tiny("inline.device=auto")) == 1
+    assert comparing.usual_jobs(tiny("engine=ray", "ray.device=cpu")) == 1  # it takes all cores for one run
+    assert comparing.usual_jobs(tiny("engine=processes", "processes.device=cpu")) == 1
 
 
 # -- side by side in one process -----------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_leaving_stops_what_was_started(
             os.kill(os.getpid(), signal.SIGTERM)
         sleep(seconds)
 
-    monkeypatch.setattr(compare.time, "sleep", glance)
+    monkeypatch.setattr(comparing.time, "sleep", glance)
     outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local", "--jobs", 2)
     assert outcome.code == (Interrupted.exit_code if how == "keyboard" else 143)
     assert how != "keyboard" or outcome.err == "fedloom: stopped. The same command goes on from here\n"
@@ -298,7 +298,7 @@ def test_threads_are_shared_out(tiny_file: Path, tmp_path: Path, monkeypatch: py
         monkeypatch.setenv("OMP_NUM_THREADS", known) if known else monkeypatch.delenv("OMP_NUM_THREADS")
         said = '{"kind": "model", "done": 1, "rounds": 1, "clients": 9, "models": %s}'
         command = (sys.executable, "-S", "-c", f"import os; print({said!r} % os.environ['OMP_NUM_THREADS'])")
-        child = compare.Child(compare.PlannedRun("local", 0, tmp_path, command), threads=3)
+        child = comparing.Child(comparing.PlannedRun("local", 0, tmp_path, command), threads=3)
         child.process.wait(20)
         assert child.news() == f"personal model {expected} ()" and child.failure() is None
 
@@ -316,7 +316,7 @@ def test_clients_of_different_splits_are_not_compared(orders: Callable[..., None
 
 
 def test_runs_of_another_version_are_named(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:
-    now = compare.environment(torch.device("cpu"))
+    now = comparing.environment(torch.device("cpu"))
     orders({"fedavg-0": {"environment": now}, "local-0": {"environment": {**now, "commit": "abc"}}})
     outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local")
     assert re.findall("^.* was made by .*$", outcome.out, re.MULTILINE) == [f"local-0 was made by commit abc, this is {now['commit']}"]
