@@ -29,6 +29,7 @@ NAVIGATION = {
         "methods/hapfnas",
         "methods/fednas",
         "methods/fedrlnas",
+        "methods/fedoras",
         "methods/heterofl",
         "methods/fedavg",
         "methods/fedprox",

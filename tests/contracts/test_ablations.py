@@ -103,11 +103,14 @@ def test_the_papers_setting(name: str, data: str, alpha: float) -> None:
 @pytest.mark.parametrize("data", ["cifar10", "cifar100"])
 @pytest.mark.parametrize(("name", "population"), [("darts", 3 * 28), ("nasvit", 3 * 23)])
 def test_the_papers_setting_in_other_spaces(data: str, name: str, population: int) -> None:
-    """The same but for the space; a population is three times the genes that have a choice."""
+    """The same but for the space, and the training that the control of that space has; a population is three times the genes that have
+    a choice."""
     settings, paper = load(f"{data}-paper-{name}"), load(f"{data}-paper")
     own: Any = settings.components["perfedsde"]
     search = replace(paper.components["perfedsde"], population=own.population)
-    assert settings == replace(paper, space=name, components={**paper.components, "perfedsde": search})
+    training = load(f"{data}-control-{name}").training
+    assert settings == replace(paper, space=name, training=training, components={**paper.components, "perfedsde": search})
+    assert training != paper.training
     space = SPACES[name].make(settings.components[name], ImageShape(3, 32, 10))
     assert (own.population or 3 * len(space.genes)) == 3 * sum(len(gene.values) > 1 for gene in space.genes) == population
     assert settings.components[name] == type(settings.components[name])()  # at 32 pixels, as the defaults are
@@ -116,10 +119,11 @@ def test_the_papers_setting_in_other_spaces(data: str, name: str, population: in
 @pytest.mark.parametrize("preset", ["cifar10-paper", "cifar100-paper"])
 @pytest.mark.parametrize("name", ["mobilenetv3", "darts", "nasvit"])
 def test_the_papers_setting_takes_any_space(preset: str, name: str) -> None:
-    """`space=…` is the twin with that space's name, but for NASViT's population; the shipped generator of each is guided."""
+    """`space=…` is the twin with that space's name, but for its training and NASViT's population; the shipped generator of each is
+    guided."""
     settings = load(preset, [f"space={name}"])
     twin = settings if name == "mobilenetv3" else load(f"{preset}-{name}", ["perfedsde.population=0"])
-    assert settings.space == name and settings == twin
+    assert settings.space == name and settings == replace(twin, training=settings.training)
     space = make_supernet(name, settings.components[name], ImageShape(3, 32, 100 if "100" in preset else 10)).space
     assert load_generator(space, "", "", torch.device("cpu")).guided
 

@@ -35,6 +35,7 @@ FOLLOWS_SCORES = {  # what hangs on accuracies, and so on rounding; some send as
     "perfedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
     "hapfnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
     "fednas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
+    "fedoras": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
     "fedrlnas": {"trained_macs", "architecture", "bytes_up", "bytes_down"},
 }
 

@@ -9,6 +9,7 @@ from fedloom.methods import (
     fedbabu,
     fedmn,
     fednas,
+    fedoras,
     fedprox,
     fedrep,
     fedrlnas,

@@ -88,7 +88,7 @@ class FedNAS(SearchThenTrain[FedNASState]):
             return replace(usual, arrays={**usual.arrays, "alphas": {}})
         return message(state, client, action, {"weights": state.weights, "alphas": state.alphas})
 
-    def change(self, state: FedNASState, reports: Sequence[Report]) -> Arrays:
+    def change(self, state: FedNASState, reports: Sequence[Report]) -> Arrays | None:
         return super().change(state, reports) if state.round >= self.searched else self._mean("update", reports)
 
     def learned(self, state: FedNASState, reports: Sequence[Report]) -> FedNASState:

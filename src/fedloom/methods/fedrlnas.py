@@ -56,6 +56,7 @@ class FedRLNAS(SearchThenTrain[FedRLNASState]):
     settings: FedRLNASSettings
 
     state: ClassVar[type[Any]] = FedRLNASState
+    scored: ClassVar[int] = 1
 
     @property
     def uploads(self) -> Manifest:
@@ -101,6 +102,7 @@ class FedRLNAS(SearchThenTrain[FedRLNASState]):
     def facts(self, site: ClientSite, architecture: Architecture, trained: Trained) -> dict[str, Fact]:
         tools = self.tools
         with site.clock("score"):
-            statistics = tools.scorer.calibrate(trained.weights, architecture, site.data.train)
-            score = tools.scorer.score_network(trained.weights, architecture, statistics, tools.selecting(site.data))
+            statistics, selecting = tools.scorer.calibrate(trained.weights, architecture, site.data.train), tools.selecting(site.data)
+            score = tools.scorer.score_network(trained.weights, architecture, statistics, selecting)
+            tools.count_scoring(site, [architecture], len(selecting))
         return {"accuracy": score.accuracy}

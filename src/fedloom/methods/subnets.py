@@ -45,6 +45,7 @@ class SubnetMethod(FederatedMethod[Sub]):
     settings: Any
 
     state: ClassVar[type[Any]]  # a method's own: a run's file says whose state it holds
+    scored: ClassVar[int] = 0  # architectures that ``facts`` scores
 
     @property
     def uploads(self) -> Manifest:
@@ -75,8 +76,8 @@ class SubnetMethod(FederatedMethod[Sub]):
         moved = self.tools.server_steps.after(state.round, Carried(state.weights, state.carried), change)
         return replace(self.learned(state, reports), round=state.round + 1, weights=moved.weights, carried=moved.memory)
 
-    def change(self, state: Sub, reports: Sequence[Report]) -> Arrays:
-        """Of every entry the mean over the clients whose subnets hold it; others stay."""
+    def change(self, state: Sub, reports: Sequence[Report]) -> Arrays | None:
+        """Of every entry the mean over the clients whose subnets hold it; others stay. Nothing where weights do not move."""
         updates = [(self.subnet(state, report.client, False), report.arrays["update"]) for report in reports]
         examples = [float(report.facts["examples"]) for report in reports]
         return self.tools.change(state.weights, updates, examples, AVERAGING[self.settings.averaging].make)
@@ -110,6 +111,7 @@ class SubnetMethod(FederatedMethod[Sub]):
             update = tools.update(trained.weights, received)
         facts = {"examples": len(site.data.train), **self.facts(site, architecture, trained)}
         diary, _ = tools.test(site, architecture, trained.weights, trained.macs)
+        diary = replace(diary, evaluated_architectures=self.scored)
         return Answer(Report(instruction.client, instruction.round, {"update": update}, facts), diary=diary)
 
 

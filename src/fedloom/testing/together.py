@@ -76,7 +76,8 @@ def check_alike(alone: Sequence[Answer], both: Sequence[Answer], edge: float) ->
         assert {group: [*arrays] for group, arrays in one.report.arrays.items()} == {g: [*a] for g, a in other.report.arrays.items()}
         for group, arrays in one.report.arrays.items():
             mine, theirs = (
-                np.concatenate([own[name].ravel() for name in arrays], dtype=float) for own in (arrays, other.report.arrays[group])
+                np.concatenate([np.empty(0), *(own[name].ravel() for name in arrays)], dtype=float)
+                for own in (arrays, other.report.arrays[group])
             )
             assert np.linalg.norm(mine - theirs) <= ROUGHLY * np.linalg.norm(mine), group
         assert one.diary.architecture == other.diary.architecture and one.diary.trained_macs == other.diary.trained_macs

@@ -102,6 +102,8 @@ def test_phases_must_leave_a_round_to_search(tiny: Tiny) -> None:
 def test_the_reward_is_the_accuracy_on_validation_images_after_training(tiny: Tiny) -> None:
     played = play(tiny)
     instruction = played.method.plan(played.state, played.federation.names)[0]
-    answer, site = played.answer(instruction), played.site(instruction.client)
+    site = played.site(instruction.client)
+    answer = played.method.answer(instruction, site)
+    assert answer.diary.evaluated_architectures == 1 and site.work.scored_macs > 0
     assert answer.report.facts["accuracy"] == pytest.approx(answer.diary.validation_accuracy)
     assert set(answer.report.facts) == {"accuracy", "examples"} and len(site.data.validation) > 0
