@@ -14,7 +14,7 @@ from fedloom.core.messages import FINISH, Arrays, Fact, Instruction, Report, fro
 from fedloom.core.method import Answer
 from fedloom.core.seeds import rng
 from fedloom.maths.averaging import AVERAGING
-from fedloom.methods.base import FederatedMethod, message
+from fedloom.methods.base import FederatedMethod, in_supernet, message, without_sum
 from fedloom.supernets.base import Weights
 from fedloom.training.local import Trained
 from fedloom.training.server import Carried
@@ -43,6 +43,7 @@ class SubnetMethod(FederatedMethod[Sub]):
     settings: Any
 
     state: ClassVar[type[Any]]  # a method's own: a run's file says whose state it holds
+    sums_parts: ClassVar[bool] = True
 
     @property
     def uploads(self) -> Manifest:
@@ -69,7 +70,9 @@ class SubnetMethod(FederatedMethod[Sub]):
         return message(state, client, action, {"weights": weights}, {"architecture": architecture.id})
 
     def absorb(self, state: Sub, reports: Sequence[Report]) -> Sub:
-        change = self.change(state, reports) if reports else None
+        reports, change = without_sum(reports)
+        trained = [report for report in reports if report.arrays]
+        change = self.change(state, trained) if trained else change
         moved = self.tools.server_steps.after(state.round, Carried(state.weights, state.carried), change)
         return replace(self.learned(state, reports), round=state.round + 1, weights=moved.weights, carried=moved.memory)
 
@@ -95,6 +98,9 @@ class SubnetMethod(FederatedMethod[Sub]):
             if instruction.action == FINISH
             else self.train(instruction, site, architecture, received)
         )
+
+    def summand(self, instruction: Instruction, report: Report) -> Report | None:
+        return in_supernet(self.tools, instruction, report)
 
     def finish(self, instruction: Instruction, site: ClientSite, architecture: Architecture, plain: Weights) -> Answer:
         model, diary = self.tools.personalise(site, architecture, plain, instruction.seed)
