@@ -31,12 +31,13 @@ def sums_of(made: Federation, name: str, round: int) -> list[str]:
     return [next(iter(line["fields"]), "") for line in (lines(log) if log.exists() else []) if line["round"] == round]
 
 
-@pytest.mark.parametrize("method", ["perfedsde", "fedavg", "spider"])
+@pytest.mark.parametrize("method", ["perfedsde", "fedavg", "spider", "perfedrlnas"])
 def test_processes_give_what_a_rehearsal_gives(method: str, tmp_path: Path, nobody: Watcher) -> None:
     with federation(tmp_path, method, extra=SECURE) as made:
         end([made.serve(), *map(made.site, SITES)])
         check_same(made, rehearsed(made, nobody))
-        fields = ["", "card", "shares", *([COVERAGE, "opened"] if method == "perfedsde" else []), UPDATE, "opened"]
+        first, counted = "accuracy" if method == "perfedrlnas" else "", method in ("perfedsde", "perfedrlnas")
+        fields = [first, "card", "shares", *([COVERAGE, "opened"] if counted else []), UPDATE, "opened"]
         for name in SITES:
             assert [sums_of(made, name, round) for round in range(3)] == [fields] * 3
             text = (made.site_folder(name) / "statement.txt").read_text()

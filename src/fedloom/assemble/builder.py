@@ -53,7 +53,7 @@ def build(settings: Settings, dataset: Dataset, device: torch.device, weights: P
     make: Callable[..., Method[Any]] = METHODS[settings.method].make
     method = make(settings.components[settings.method], tools)
     check_private(settings.privacy, settings.method, method.uploads, mean_of(method), settings.participants)
-    check_secure(settings.privacy, settings.method, method.uploads, mean_of(method), settings.participants)
+    check_secure(settings.privacy, settings.method, method, mean_of(method), settings.participants)
     return Built(tools, method, _model_facts(settings, dataset), remark)
 
 

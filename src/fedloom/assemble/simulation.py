@@ -186,7 +186,7 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
         )
         hardware = assigned(settings.hardware, federation.names, settings.seed)
         protection = Protection(settings.privacy, settings.participants, simulated(settings.seed))
-        sums, deadline = sums_of(settings.privacy, built.method.uploads, settings.participants), settings.hardware.deadline
+        sums, deadline = sums_of(settings.privacy, built.method, settings.participants), settings.hardware.deadline
         records = ClientRecords(built.method, store, built.model_facts, run.record, hardware, deadline, protection, sums)
         with _linked(settings, built, federation, records, watcher) as link:
             return run.execute(SummedLink(link, sums) if sums else link)

@@ -14,6 +14,7 @@ Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]  # for example parameter name -> values
 Fact = int | float | str
 
+EVERYBODY = "all clients"  # whose report a secure sum is
 TRAIN, FINISH = "train", "finish"  # what an instruction asks for: a round, or the final participation, after which nothing is sent
 
 

@@ -57,14 +57,16 @@ class Method(ABC, Generic[State]):
     A round is ``plan -> answer (at each client) -> absorb``; ``finished`` ends the rounds. Then every client, drawn before or
     not, takes part once more: ``farewell`` says what it receives (action FINISH), ``answer`` returns a personal model and an empty report.
 
-    The rest has defaults: ``search``, where architectures are searched (client, server, or none), ``spaces``, names of the search spaces
-    the method is defined on (empty: any), ``tiny_needs``, settings that its tests need besides its own (``{"split.server": 0.02}``),
-    ``initial``, ``welcome``, ``supernet_of``, ``epochs`` and ``check_tiers``.
+    The rest has defaults: ``search``, where personal architectures are searched (client, server, or none where all clients have the
+    same), ``spaces``, names of the search spaces the method is defined on (empty: any), ``tiny_needs``, settings that its tests need
+    besides its own (``{"split.server": 0.02}``), ``sums_parts``, ``summand``, ``initial``, ``welcome``, ``supernet_of``, ``epochs`` and
+    ``check_tiers``.
     """
 
     search: ClassVar[str] = "none"
     spaces: ClassVar[tuple[str, ...]] = ()
     tiny_needs: ClassVar[Mapping[str, object]] = {}
+    sums_parts: ClassVar[bool] = False  # updates of parts can be summed secretly; ``absorb`` takes the sum beside reports without updates
 
     @property
     @abstractmethod
@@ -105,6 +107,11 @@ class Method(ABC, Generic[State]):
     def welcome(self, state: State, client: str, site: ClientSite, rounds: int) -> Answer:
         """How a newcomer searches alone, in a supernet that stays as it is. rounds: of its search, where a method searches by rounds."""
         return self.answer(self.farewell(state, client), site)
+
+    def summand(self, instruction: Instruction, report: Report) -> Report | None:
+        """What a client adds to secure sums: its update, and its coverage where clients train parts, in the shapes that all clients share.
+        Nothing if it has no update."""
+        return report if report.arrays else None
 
     def supernet_of(self, state: State) -> Arrays:
         """The supernet that all clients share; empty where there is none."""

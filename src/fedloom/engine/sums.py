@@ -6,21 +6,22 @@ in the sum anyway: it has nobody to hide from, and ends with the numbers of a fe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from fedloom.core.boundary import Manifest
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.messages import FINISH, Arrays, Instruction, Report
+from fedloom.core.messages import EVERYBODY, FINISH, Arrays, Instruction, Report, field_bytes, field_shapes
+from fedloom.core.method import Method
 from fedloom.core.privacy import COVERAGE, EXAMPLES, UPDATE, PrivacySettings
 from fedloom.engine.base import Link
 from fedloom.maths.sums import Bits, FixedPoint, Words, counting, flat, kept, mean, mean_of_trained, shaped, trained
 
 WEIGHTS = "weights"  # the instruction's group of arrays that updates are of, all of them
-EVERYBODY = "all clients"  # whose report a sum is
 RULES = ("fedavg", "coverage", "coverage_equal")  # which need no more than sums
 
 
@@ -34,11 +35,15 @@ class Counted:
 
 @dataclass(frozen=True)
 class Sums:
-    """clients: most of a round; parts: clients train parts of what is shared, and say which."""
+    """clients: most of a round; parts: clients train parts of what is shared, and say which; summand: as ``Method.summand``; clear: facts
+    of a report that the server still reads of every client, each by itself; singles: it wants a report without update of each client."""
 
     settings: PrivacySettings
     clients: int
     parts: bool
+    summand: Callable[[Instruction, Report], Report | None] = lambda instruction, report: report if report.arrays else None
+    clear: Manifest = field(default_factory=dict)
+    singles: bool = False
 
     @cached_property
     def fixed(self) -> FixedPoint:
@@ -65,6 +70,10 @@ class Sums:
         weight = min(int(report.facts[EXAMPLES]), most)
         return np.append(self.fixed.encoded(values, weight / most), np.array([weight], "<u4"))
 
+    def single(self, report: Report) -> Report:
+        """What the server may read of one client."""
+        return Report(report.client, report.round, {}, {name: fact for name, fact in report.facts.items() if name in self.clear})
+
     # -- the server's half -----------------------------------------------------------------------
     def words(self, entries: int, counting_them: bool) -> tuple[int, np.dtype[np.unsignedinteger]]:
         """How long a client's part of a sum is, and of what."""
@@ -85,7 +94,7 @@ class Sums:
         else:
             found = mean_of_trained(total, self.fixed, counted.counts, seen, counted.clients, summed)
         arrays = {UPDATE: shaped(found, like)}
-        if seen is not None:
+        if seen is not None and not self.singles:  # where the server draws the parts, methods have no such field
             arrays[COVERAGE] = {name: array > 0 for name, array in shaped(seen, like).items()}
         return Report(EVERYBODY, round, arrays, {EXAMPLES: 1})
 
@@ -99,18 +108,21 @@ class Sums:
         total = _sum([self.update_of(report, seen) for report in reports])
         return [self.report(first.round, total, summed, first.arrays[UPDATE], counted, seen)]
 
-    def bytes_of(self, report: Report) -> dict[str, int]:
-        """What leaves a client in place of these fields; keys and shares, some kilobytes, come on top."""
-        return {name: count * word.itemsize for name, (count, word) in self._parts_of(report).items()}
+    def bytes_of(self, instruction: Instruction, report: Report) -> dict[str, int]:
+        """What leaves a client in place of a report's fields; keys and shares, some kilobytes, come on top."""
+        masked = {name: count * word.itemsize for name, (count, word) in self._parts_of(instruction, report).items()}
+        return {**masked, **field_bytes(self.single(report))}
 
-    def shapes_of(self, report: Report) -> dict[str, str]:
+    def shapes_of(self, instruction: Instruction, report: Report) -> dict[str, str]:
         """The same in words."""
-        return {name: f"{count:,} masked numbers ({word.name})" for name, (count, word) in self._parts_of(report).items()}
+        parts = self._parts_of(instruction, report)
+        masked = {name: f"{count:,} masked numbers ({word.name})" for name, (count, word) in parts.items()}
+        return {**masked, **field_shapes(self.single(report))}
 
-    def _parts_of(self, report: Report) -> dict[str, tuple[int, np.dtype[np.unsignedinteger]]]:
-        if UPDATE not in report.arrays:
+    def _parts_of(self, instruction: Instruction, report: Report) -> dict[str, tuple[int, np.dtype[np.unsignedinteger]]]:
+        if (summand := self.summand(instruction, report)) is None:
             return {}
-        entries = sum(array.size for array in report.arrays[UPDATE].values())
+        entries = sum(array.size for array in summand.arrays[UPDATE].values())
         return {name: self.words(entries, name == COVERAGE) for name in self.labels}
 
 
@@ -124,27 +136,32 @@ class SummedLink:
         return self._link.clients()
 
     def exchange(self, instructions: Sequence[Instruction]) -> list[Report]:
-        reports = self._link.exchange(instructions)
+        reports, sums = self._link.exchange(instructions), self._sums
         if any(instruction.action == FINISH for instruction in instructions):
             return reports
-        return self._sums.without_masks(sorted(reports, key=lambda report: report.client))
+        asked = {instruction.client: instruction for instruction in instructions}
+        reports.sort(key=lambda report: report.client)
+        parts = [part for report in reports if (part := sums.summand(asked[report.client], report)) is not None]
+        return [*sums.without_masks(parts), *(sums.single(report) for report in reports if sums.singles)]
 
 
-def check_secure(settings: PrivacySettings, name: str, uploads: Manifest, rule: str, participants: int) -> None:
+def check_secure(settings: PrivacySettings, name: str, method: Method[Any], rule: str, participants: int) -> None:
     """Refuse secure sums where they cannot be made, or would hide less than they seem to. name: the method's; rule: by which its server
-    averages updates, empty if it needs reports for something else."""
+    averages updates, empty if it needs them for something else."""
+    uploads, parts = method.uploads, COVERAGE in method.uploads or method.sums_parts
     if not settings.secure or not uploads:
         return
     off = "or privacy.secure=false"
     whole = UPDATE in uploads and uploads[UPDATE].like == WEIGHTS and not uploads[UPDATE].part
-    if not rule or not whole or set(uploads) - {UPDATE, COVERAGE, EXAMPLES}:
+    more = set(uploads) - {UPDATE, COVERAGE, EXAMPLES} - set(_clear(method))
+    if not rule or not whole or more:
         what = f"The server of {name} needs every client's own report, and secure sums hide them"
         raise InvalidConfig(f"{what}. Choose a method that only averages, such as perfedsde or fedavg, {off}", key="privacy.secure")
     if rule not in RULES:
         what = f"{name}.averaging={rule} compares or weighs single updates, and secure sums hide them"
-        cure = "coverage_equal" if COVERAGE in uploads else "fedavg"
+        cure = "coverage_equal" if parts else "fedavg"
         raise InvalidConfig(f"{what}. Set {name}.averaging={cure}, {off}", key=f"{name}.averaging")
-    if settings.examples and COVERAGE in uploads:
+    if settings.examples and parts:
         what = "privacy.examples would weigh who trained an entry, and known numbers of examples then say who it was"
         raise InvalidConfig(f"{what}. Set privacy.examples=0, or {name}.averaging=fedavg", key="privacy.examples")
     if settings.examples and settings.noise:
@@ -155,9 +172,18 @@ def check_secure(settings: PrivacySettings, name: str, uploads: Manifest, rule: 
         raise InvalidConfig(f"{what}. Raise participants, {off}", key="privacy.least")
 
 
-def sums_of(settings: PrivacySettings, uploads: Manifest, participants: int) -> Sums | None:
+def sums_of(settings: PrivacySettings, method: Method[Any], participants: int) -> Sums | None:
     """Nothing where single reports reach the server."""
-    return Sums(settings, participants, COVERAGE in uploads) if settings.secure and uploads else None
+    if not settings.secure or not method.uploads:
+        return None
+    parts = COVERAGE in method.uploads or method.sums_parts
+    return Sums(settings, participants, parts, method.summand, _clear(method), method.sums_parts)
+
+
+def _clear(method: Method[Any]) -> Manifest:
+    """Numbers that the server reads of every client, because its half learns from each."""
+    alone = {name: upload for name, upload in method.uploads.items() if upload.like is None and name != EXAMPLES}
+    return alone if method.sums_parts else {}
 
 
 def _sum(words: Sequence[Words]) -> Words:

@@ -94,7 +94,8 @@ class ClientRecords:
         hardware = self._hardware.get(name, Hardware())
         fields, shapes = field_bytes(released.report), field_shapes(released.report)
         if self._sums:
-            fields, shapes = self._sums.bytes_of(released.report), self._sums.shapes_of(released.report)
+            both = instruction, released.report
+            fields, shapes = self._sums.bytes_of(*both), self._sums.shapes_of(*both)
             released = replace(released, bytes=sum(fields.values()))
         seconds = hardware.seconds(diary.trained_macs, down + released.bytes, diary.scored_macs)
         late = not final and 0 < self._deadline < seconds

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
+from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.messages import FINISH, TRAIN, Arrays, Fact, Instruction, Report
+from fedloom.core.messages import EVERYBODY, FINISH, TRAIN, Arrays, Fact, Instruction, Report
 from fedloom.core.method import Method, ServerState, State
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import derive_seed
@@ -92,8 +93,24 @@ class AveragingMethod(FederatedMethod[Shared]):
         return AVERAGING[self.settings.averaging].make([report.arrays["update"] for report in reports], coverage, examples)
 
 
+def without_sum(reports: Sequence[Report]) -> tuple[list[Report], Arrays | None]:
+    """The reports of single clients, and the mean of all their updates if it came as a secure sum: then single reports have none."""
+    single = [report for report in reports if report.client != EVERYBODY]
+    return single, next((report.arrays["update"] for report in reports if report.client == EVERYBODY), None)
+
+
+def in_supernet(tools: Tools, instruction: Instruction, report: Report) -> Report | None:
+    """A report on a part of the supernet as one on all of it, with coverage; nothing if it has no update."""
+    if not report.arrays:
+        return None
+    architecture = Architecture.parse(str(instruction.facts["architecture"]))
+    return replace(report, arrays=tools.spread(architecture, report.arrays["update"]))
+
+
 def mean_of(method: Method[Any]) -> str:
-    """The rule by which updates are averaged, if that mean is all that a method's server makes of reports; else nothing."""
+    """The rule by which updates are averaged, if that mean is all that a method's server makes of them; else nothing."""
+    if method.sums_parts:
+        return str(method.settings.averaging)  # type: ignore[attr-defined]
     if not isinstance(method, AveragingMethod):
         return ""
     kind = type(method)

@@ -35,7 +35,7 @@ from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths import policy
 from fedloom.maths.averaging import AVERAGING
-from fedloom.methods.base import METHODS, FederatedMethod, message
+from fedloom.methods.base import METHODS, FederatedMethod, in_supernet, message, without_sum
 from fedloom.search import policies
 from fedloom.training.peak import MeasuredPeak
 from fedloom.training.server import Carried
@@ -79,6 +79,8 @@ class PerFedRLNASState:
 class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
     settings: PerFedRLNASSettings
 
+    sums_parts: ClassVar[bool] = True
+
     search: ClassVar[str] = "server"
 
     @property
@@ -108,8 +110,9 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         return message(state, client, action, {"weights": weights}, {"architecture": architecture.id})
 
     def absorb(self, state: PerFedRLNASState, reports: Sequence[Report]) -> PerFedRLNASState:
-        trained = [report for report in reports if report.facts]  # the others had too little memory
-        change = self._change(state, trained) if trained else None
+        reports, change = without_sum(reports)
+        trained = [report for report in reports if report.arrays]  # the others had too little memory, or their updates are in the sum
+        change = self._change(state, trained) if trained else change
         moved = self.tools.server_steps.after(state.round, Carried(state.weights, state.carried), change)
         return replace(self.learned(state, reports), round=state.round + 1, weights=moved.weights, carried=moved.memory)
 
@@ -221,6 +224,9 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
         notes = {"reported_accuracy": score.accuracy, "out_of_memory": 0.0, "memory": use}
         report = Report(instruction.client, instruction.round, {"update": update}, facts)
         return Answer(report, diary=replace(diary, evaluated_architectures=1, notes=notes))
+
+    def summand(self, instruction: Instruction, report: Report) -> Report | None:
+        return in_supernet(self.tools, instruction, report)
 
     def welcome(self, state: PerFedRLNASState, client: str, site: ClientSite, rounds: int) -> Answer:
         """A newcomer alone with the frozen supernet (Fig. 5): its policy learns from its own validation scores. Fine-tuned is the best of

@@ -16,7 +16,7 @@ from fedloom.core.method import Answer
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
 from fedloom.maths.averaging import AVERAGING
-from fedloom.methods.base import FederatedMethod, message
+from fedloom.methods.base import FederatedMethod, in_supernet, message, without_sum
 from fedloom.supernets.base import Weights
 from fedloom.training.local import Trained
 from fedloom.training.server import Carried
@@ -46,6 +46,7 @@ class SubnetMethod(FederatedMethod[Sub]):
 
     state: ClassVar[type[Any]]  # a method's own: a run's file says whose state it holds
     scored: ClassVar[int] = 0  # architectures that ``facts`` scores
+    sums_parts: ClassVar[bool] = True
 
     @property
     def uploads(self) -> Manifest:
@@ -72,7 +73,9 @@ class SubnetMethod(FederatedMethod[Sub]):
         return message(state, client, action, {"weights": weights}, {"architecture": architecture.id})
 
     def absorb(self, state: Sub, reports: Sequence[Report]) -> Sub:
-        change = self.change(state, reports) if reports else None
+        reports, change = without_sum(reports)
+        trained = [report for report in reports if report.arrays]
+        change = self.change(state, trained) if trained else change
         moved = self.tools.server_steps.after(state.round, Carried(state.weights, state.carried), change)
         return replace(self.learned(state, reports), round=state.round + 1, weights=moved.weights, carried=moved.memory)
 
@@ -98,6 +101,9 @@ class SubnetMethod(FederatedMethod[Sub]):
             if instruction.action == FINISH
             else self.train(instruction, site, architecture, received)
         )
+
+    def summand(self, instruction: Instruction, report: Report) -> Report | None:
+        return in_supernet(self.tools, instruction, report)
 
     def finish(self, instruction: Instruction, site: ClientSite, architecture: Architecture, plain: Weights) -> Answer:
         model, diary = self.tools.personalise(site, architecture, plain, instruction.seed)

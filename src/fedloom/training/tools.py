@@ -123,6 +123,11 @@ class Tools:
         coverage = [self.arrays(self.supernet.coverage({architecture: 1})) for architecture, _ in updates]
         return rule(padded, coverage, examples)
 
+    def spread(self, architecture: Architecture, part: Arrays) -> dict[str, Arrays]:
+        """The update of a part as one of the whole supernet, and its coverage: what can be summed without saying whose it is."""
+        whole = {name: np.zeros(shape, np.float32) for name, shape in self.supernet.shapes.items()}
+        return {"update": self._padded(part, architecture, whole), "coverage": self.arrays(self.supernet.coverage({architecture: 1}))}
+
     def _padded(self, part: Arrays, architecture: Architecture, weights: Arrays) -> dict[str, Array]:
         """A part in its place in arrays of the supernet's shapes, with zeros around it."""
         regions = self.supernet.regions(architecture)

@@ -10,6 +10,7 @@ import pytest
 
 from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
+from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.messages import Arrays
 from fedloom.core.privacy import COVERAGE, UPDATE, PrivacySettings
@@ -93,6 +94,29 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(tiny: Tiny, nobody: Watc
     assert farthest(weights(tmp_path / "whole"), weights(tmp_path / "stopped")) == 0
 
 
+@pytest.mark.parametrize(
+    "method", ["perfedrlnas", pytest.param("fedrlnas", marks=pytest.mark.slow), pytest.param("heterofl", marks=pytest.mark.slow)]
+)
+def test_updates_of_subnets_are_summed_in_their_places(method: str, tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
+    """With two clients that train an entry as the fewest it is the plain average wherever two or more did. What the server learns from
+    besides, accuracies and times, it still reads."""
+    plain, secure = both(tiny, nobody, tmp_path, f"method={method}", "privacy.least=2", "rounds=1")
+    played = Played(tiny(*FOUR, f"method={method}", "rounds=1"))
+    before, method_ = played.state, played.method
+    counts: dict[str, np.ndarray] = {name: np.zeros(array.shape, int) for name, array in before.weights.items()}
+    for instruction in method_.plan(before, played.federation.names):
+        for name, region in played.tools.supernet.regions(Architecture.parse(str(instruction.facts["architecture"]))).items():
+            counts[name][region] += 1
+    assert any((count >= 2).any() for count in counts.values())
+    assert any((count == 1).any() for count in counts.values()) or method == "heterofl"  # whose slices lie in each other
+    for name, count in counts.items():
+        one, other, start = plain[f"weights/{name}"], secure[f"weights/{name}"], before.weights[name]
+        assert np.abs(one - other)[count >= 2].max(initial=0) <= 1e-6
+        assert np.array_equal(other[count < 2], start[count < 2])
+    facts = [set(line["uploads"]) for line in lines(tmp_path / "secure" / "ledger.jsonl") if not line["final"]]
+    assert facts == [set(method_.uploads) - {"examples"} | {"coverage"}] * 4
+
+
 def test_a_round_with_too_few_reports_moves_nothing(tiny: Tiny, nobody: Watcher, tmp_path: Path) -> None:
     played = Played(tiny(*FOUR, "method=fedavg"))
     reports = [answer.report for answer in played.round()]
@@ -109,7 +133,8 @@ def test_a_round_with_too_few_reports_moves_nothing(tiny: Tiny, nobody: Watcher,
         ),
         (["method=perfedsde", "perfedsde.averaging=clipped"], "Set perfedsde.averaging=coverage_equal, or privacy.secure=false"),
         (["method=perfedsde", "perfedsde.averaging=coverage_effort"], "compares or weighs single updates"),
-        (["method=perfedrlnas"], "The server of perfedrlnas needs every client's own report, and secure sums hide them"),
+        (["method=scaffold"], "The server of scaffold needs every client's own report, and secure sums hide them"),
+        (["method=perfedrlnas", "perfedrlnas.averaging=median"], "Set perfedrlnas.averaging=coverage_equal, or privacy.secure=false"),
         (["method=hapfnas", "split.server=0.02"], "The server of hapfnas needs every client's own report"),
         (["method=perfedsde", "privacy.examples=10"], "known numbers of examples then say who it was"),
         (["method=fedavg", "privacy.examples=10", "privacy.noise=1", "privacy.clip=1"], "with privacy.noise all count the same"),

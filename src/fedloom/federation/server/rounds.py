@@ -100,11 +100,12 @@ def _link(
 ) -> Link:
     """To single sites, or to sums over them."""
     settings, digest, round = agreement.settings, agreement.digest, agreement.server.round
-    sums = sums_of(settings.privacy, method.uploads, settings.participants)
+    sums = sums_of(settings.privacy, method, settings.participants)
     if sums is None:
         return FlowerLink(superlink, keys, digest, method.uploads, round, run.record, say)
-    secure = SecureLink(sums, digest, agreement.fingerprints, run.store.folder, run.record, say)
-    return secure.over(FlowerLink(superlink, keys, digest, {}, round, secure.collect, say))
+    like = method.supernet_of(run.initial) if method.sums_parts else None
+    secure = SecureLink(sums, digest, agreement.fingerprints, run.store.folder, run.record, say, like)
+    return secure.over(FlowerLink(superlink, keys, digest, sums.clear, round, secure.collect, say))
 
 
 def _prepare_newcomers(store: Store, method: Method[Any], initial: Any, digest: str, say: Callable[[str], None]) -> None:

@@ -62,7 +62,8 @@ class Opening:
 
 @dataclass
 class SecureLink:
-    """A link that gives the sum of a round's reports for these. record: where a round's ledger entries go, once all of it is known."""
+    """A link that gives the sum of a round's reports for these. record: where a round's ledger entries go, once all of it is known; like:
+    arrays that updates are summed as, if not those of the instructions."""
 
     sums: Sums
     federation: str
@@ -70,10 +71,11 @@ class SecureLink:
     folder: Path
     record: Callable[[LedgerEntry], None]
     say: Callable[[str], None]
+    like: Arrays | None = None
     entries: dict[str, LedgerEntry] = field(default_factory=dict)
 
     def over(self, link: FlowerLink) -> SecureLink:
-        """link: to the sites, which lets no field of a report pass, and whose entries this one collects."""
+        """link: to the sites, which lets nothing of a report pass but ``sums.clear``, and whose entries this one collects."""
         self.link = link
         return self
 
@@ -95,13 +97,15 @@ class SecureLink:
         if any(instruction.action == FINISH for instruction in instructions):
             return self.link.exchange(instructions)
         self.entries = {}
-        trained = sorted(report.client for report in self.link.exchange(instructions))
-        round, like = instructions[0].round, instructions[0].arrays[WEIGHTS]
+        reports = self.link.exchange(instructions)
+        trained = sorted(report.client for report in reports if report.facts or not self.sums.clear)
+        round, like = instructions[0].round, self.like or instructions[0].arrays[WEIGHTS]
+        singles = reports if self.sums.singles else []
         try:
-            return [self._summed(round, trained, like)]
+            return [self._summed(round, trained, like), *singles]
         except TooFew as error:
             self.say(f"round {round + 1} ends without an average: {error}")
-            return []
+            return singles
         finally:
             for entry in self.entries.values():
                 self.record(entry)

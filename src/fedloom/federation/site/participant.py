@@ -17,7 +17,7 @@ from fedloom.assemble.environment import usable_device
 from fedloom.assemble.simulation import run_facts
 from fedloom.core.client_site import ClientData, Examples
 from fedloom.core.errors import BadMessage, InvalidConfig, UnusableFormat
-from fedloom.core.messages import FINISH, Instruction, Report
+from fedloom.core.messages import FINISH, TRAIN, Instruction, Report
 from fedloom.core.result import Ledger, RunResult
 from fedloom.data.members import read_member
 from fedloom.data.readers import Pool
@@ -62,7 +62,7 @@ class Participant:
         self.method = built.method
         self.data = own_data(self.settings, self.agreement, device)
         protection = Protection(settings.privacy, settings.participants, lambda report: secrets.token_bytes(32))  # nobody can know it
-        self._sums = sums_of(settings.privacy, self.method.uploads, settings.participants)
+        self._sums = sums_of(settings.privacy, self.method, settings.participants)
         keep, facts = self.store.append, built.model_facts
         self._records = ClientRecords(self.method, self.store, facts, lambda entry: keep([entry]), protection=protection, sums=self._sums)
         if self._sums:
@@ -100,8 +100,9 @@ class Participant:
         visited = visit(self.method, own, self.data, *self._records.before(instruction))
         report, entry = self._records.released(instruction, visited)
         held = b""
-        if self._sums and report.arrays:  # it stays here; sums are made of it
-            held, report = to_bytes(report, self.agreement.digest), Report(report.client, report.round)
+        if self._sums and instruction.action == TRAIN:  # the update stays here; sums are made of it
+            part = self._sums.summand(instruction, report)
+            held, report = to_bytes(part, self.agreement.digest) if part else b"", self._sums.single(report)
         plain = to_bytes(report, self.agreement.digest)
         departure = Departure.of(report, instruction, hashlib.sha256(plain).hexdigest(), asked)
         self.answers.keep(departure, entry, plain, self.store.packed_memory(instruction.client, visited.answer.memory), held)
