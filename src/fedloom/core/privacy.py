@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedloom.core.boundary import Manifest, Upload
 from fedloom.core.settings import setting
 
 UPDATE, EXAMPLES = "update", "examples"  # the two fields that clip and noise know how to protect
 COVERAGE = "coverage"  # what secure sums can hide besides
+OF_SUMS: Manifest = {  # what a site sends with ``privacy.secure`` in place of what its method declares
+    "card": Upload("public keys for the round's sums, signed"),
+    "shares": Upload("shares of this site's keys, sealed for one other site each; the server cannot read them"),
+    "coverage": Upload("which entries were trained, masked; the server can read the sum over sites only"),
+    "update": Upload("what local training changed, masked; the server can read the sum over sites only"),
+    "opened": Upload("shares that take the masks away from a sum, and from nothing else"),
+}
 READERS = ("server", "others")  # whom epsilon is said for: who reads reports, and who reads only the weights of each round
 
 

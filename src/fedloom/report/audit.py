@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedloom.core.boundary import Manifest, Upload
-from fedloom.core.privacy import EXAMPLES, UPDATE, PrivacySettings
+from fedloom.core.privacy import EXAMPLES, OF_SUMS, UPDATE, PrivacySettings
 from fedloom.core.words import ranges
 from fedloom.report.figure import Numbers
 from fedloom.report.view import Course
 from fedloom.report.words import byte_count, plain, privacy_words
 
+COVERAGE, SHARES = "coverage", "shares"
 COLUMNS = ("field", "what it is", "what is checked", "shape", "rounds", "per report, mean", "together", "readable by", "protected by")
 UNPROTECTED = "privacy.noise is 0, so there is no epsilon: nothing bounds what all updates together tell about a client"
 
@@ -19,6 +20,8 @@ UNPROTECTED = "privacy.noise is 0, so there is no epsilon: nothing bounds what a
 def fields_that_left(course: Course, declared: Manifest | None, own: PrivacySettings) -> Numbers | None:
     """A row for every field that a method declares, or that left without; nothing if there is none."""
     known = dict(declared or {})
+    if own.secure:  # what a method declares stays at the client; parts of sums leave
+        known = {name: upload for name, upload in OF_SUMS.items() if name in {*known, *course.totals.uploads}} if known else {}
     names = [*known, *sorted(course.totals.uploads - set(known))]
     rows = tuple(_row(course, name, known.get(name), own) for name in names)
     return Numbers(COLUMNS, rows) if rows else None
@@ -69,18 +72,18 @@ def _row(course: Course, name: str, upload: Upload | None, own: PrivacySettings)
 
 def readers(name: str, secure: bool) -> str:
     """Who could read a field as one client sent it, and what others see of it."""
-    if secure:
+    if secure and name in (UPDATE, COVERAGE):
         return f"nobody; {'everybody' if name == UPDATE else 'the server'}, in the sum of its round"
+    if name == SHARES:
+        return "the site that each is sealed for"
     return "the server; everybody, in the mean of its round" if name == UPDATE else "the server"
 
 
 def protection(name: str, own: PrivacySettings) -> str:
     """The settings that make a field say less."""
     if name == EXAMPLES:
-        return (
-            "privacy.secure: it is not sent" if own.secure and not own.examples else "privacy.noise: all send 1" if own.noise else "nothing"
-        )
-    settings = [f"privacy.secure (least {own.least})"] if own.secure else []
+        return "privacy.noise: all send 1" if own.noise else "nothing"
+    settings = [f"privacy.secure (least {own.least})"] if own.secure and name in (UPDATE, COVERAGE) else []
     settings += [f"privacy.{key}={getattr(own, key):g}" for key in ("clip", "noise") if name == UPDATE and getattr(own, key)]
     return ", ".join(settings) or "nothing"
 
@@ -94,6 +97,8 @@ def _shapes(known: Sequence[str]) -> str:
 def _checks(upload: Upload | None) -> str:
     if upload is None:
         return "–"
+    if upload in OF_SUMS.values():
+        return "masks, keys or shares of the agreed size"
     if upload.like is None:
         return f"one finite number, at least {upload.low:g}"
     shape = f"arrays {'that are part of' if upload.part else 'like'} the {upload.like} it received"

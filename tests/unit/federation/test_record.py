@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.core.boundary import Upload
 from fedloom.core.errors import DamagedRun
+from fedloom.core.privacy import PrivacySettings
 from fedloom.engine.protection import Account
+from fedloom.engine.store import Store
+from fedloom.federation.site.record import _as_logged
+from fedloom.federation.site.statement import Departure
+from fedloom.report.audit import fields_that_left
+from fedloom.report.view import Course
 from fedloom.report.words import privacy_words
 from support.checks import Fedloom, check_refused, everything
 from support.federation import SITE
@@ -56,3 +63,19 @@ def test_a_site_that_has_not_taken_part(agreed: Path, fedloom_: Fedloom) -> None
     file = agreed / "east.toml"
     file.write_text(SITE.format(name="east", port=1, onnx="false"))
     check_refused(fedloom_("audit", file), DamagedRun, "has not taken part yet")
+
+
+def test_parts_of_secure_sums_are_counted_from_the_log(agreed: Path) -> None:
+    """Keys and shares leave too, and no line of the ledger has them."""
+    entry = next(iter(Store(agreed / "at-north" / "digits" / "north").read_ledger()))
+    parts = [{"card": 100}, {"shares": 300}, {"update": 4000}, {"opened": 50}, {"opened": 50}]
+    left = [Departure("", entry.round, "sum", fields, sum(fields.values()), str(n)) for n, fields in enumerate(parts)]
+    other = Departure("", entry.round + 1, "sum", {"update": 7}, 7, "another round's")
+    logged = _as_logged(entry, [*left, other])
+    assert logged.bytes_up == 4500 and logged.uploads == ("card", "opened", "shares", "update")
+    declared = {"update": Upload("a change", like="weights"), "examples": Upload("how many")}
+    numbers = fields_that_left(Course.of([logged]), declared, PrivacySettings(secure=True))
+    assert numbers
+    rows = {row[0]: dict(zip(numbers.columns, row, strict=True)) for row in numbers.rows}
+    assert list(rows) == ["card", "shares", "update", "opened"] and all(row["what it is"] != "not declared" for row in rows.values())
+    assert rows["opened"]["together"] == "100\u00a0B" and rows["update"]["readable by"].startswith("nobody")

@@ -87,11 +87,10 @@ def test_what_protects_a_field() -> None:
     )
     secure = replace(noisy, secure=True, least=4)
     assert protection("update", secure) == "privacy.secure (least 4), privacy.clip=2, privacy.noise=0.5"
-    assert (
-        protection("coverage", secure) == "privacy.secure (least 4)" and protection("examples", secure) == "privacy.secure: it is not sent"
-    )
+    assert protection("coverage", secure) == "privacy.secure (least 4)" and protection("card", secure) == "nothing"
     assert readers("update", True) == "nobody; everybody, in the sum of its round"
     assert readers("coverage", True) == "nobody; the server, in the sum of its round" and readers("coverage", False) == "the server"
+    assert readers("shares", True) == "the site that each is sealed for" and readers("card", True) == "the server"
 
 
 def test_what_is_no_run(tmp_path: Path, fedloom_: Fedloom) -> None:

@@ -18,6 +18,7 @@ from fedloom.assemble.simulation import run_facts
 from fedloom.core.client_site import ClientData, Examples
 from fedloom.core.errors import BadMessage, InvalidConfig, UnusableFormat
 from fedloom.core.messages import FINISH, TRAIN, Instruction, Report
+from fedloom.core.privacy import OF_SUMS
 from fedloom.core.result import Ledger, RunResult
 from fedloom.data.members import read_member
 from fedloom.data.readers import Pool
@@ -160,7 +161,7 @@ class Participant:
         ledger, answers = Ledger(), self.answers
         ledger.add(self.store.read_ledger())
         final = ledger.final[name]
-        uploads = sums.UPLOADS if self._sums else self.method.uploads
+        uploads = OF_SUMS if self._sums else self.method.uploads
         text = statement(self.agreement.members.name, name, uploads, answers.departures(), answers.refused())
         write_file(folder / "statement.txt", text.encode())
         own = {"site": name, **{key: getattr(final, key) for key in ("architecture", "test_accuracy", "validation_accuracy")}}

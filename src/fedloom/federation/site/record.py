@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedloom.core.result import LedgerEntry
 from fedloom.engine.protection import Account
 from fedloom.engine.store import Store
 from fedloom.federation.agreement import SiteSettings, read_agreement
-from fedloom.federation.site.statement import LOG, owner_of, read_log
+from fedloom.federation.site.statement import LOG, Departure, owner_of, read_log
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def own_record(settings: SiteSettings) -> Record:
         raise DamagedRun(
             f"{store.folder} has no {LOG}: this site has not taken part yet, or its folder is elsewhere", path=str(store.folder)
         )
-    entries = list(store.read_ledger())
+    entries = [_as_logged(entry, left) for entry in store.read_ledger()]
     remarks = [f"{store.folder / LOG} is whole: each of its {len(left)} lines follows from those before it"]
     if again := len(left) - len({line.sha256 for line in left}):
         remarks.append(f"{again} reports left again: the server asked again, and was sent the same bytes")
@@ -52,3 +53,13 @@ def own_record(settings: SiteSettings) -> Record:
         spent, remarks = {}, [*remarks, str(error)]
     method = build(run, agreement.images(), torch.device("cpu")).method
     return Record(name, agreement.members.name, method.uploads, run.privacy, spent, entries, remarks)
+
+
+def _as_logged(entry: LedgerEntry, left: Sequence[Departure]) -> LedgerEntry:
+    """A participation with the bytes that the log has: of all parts of its round, each as often as it left."""
+    sent: Counter[str] = Counter()
+    for line in left:
+        if line.round == entry.round and not entry.final:
+            sent.update(line.fields)
+    known = {name: entry.upload_shapes.get(name, "keys or shares") for name in sent}
+    return replace(entry, uploads=tuple(sorted(sent)), upload_bytes=dict(sent), upload_shapes=known, bytes_up=sum(sent.values()))

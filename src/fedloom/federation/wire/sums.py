@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.boundary import Manifest, Upload
 from fedloom.core.errors import BadMessage
 from fedloom.core.messages import Arrays
 from fedloom.federation.wire.signatures import der, sign, verified
@@ -29,13 +28,6 @@ from fedloom.maths.masks import KEY, SEED, derived, public_of
 
 KEYS, SHARES, MASKED, OPEN = ACTIONS = ("sum keys", "sum shares", "sum", "sum open")
 SHARED = SEED + KEY  # bytes of a share for one sum: of the site's own mask, and of its pair key
-UPLOADS: Manifest = {
-    "card": Upload("public keys for the round's sums, signed"),
-    "shares": Upload("shares of this site's keys, sealed for one other site each; the server cannot read them"),
-    "coverage": Upload("which entries were trained, masked; the server can read the sum over sites only"),
-    "update": Upload("what local training changed, masked; the server can read the sum over sites only"),
-    "opened": Upload("shares that take the masks away from a sum, and from nothing else"),
-}
 
 
 @dataclass(frozen=True)
