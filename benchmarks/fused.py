@@ -36,7 +36,8 @@ STEM = (16, 32)  # channels, side
 STAGES = [(24, 1), (40, 2), (80, 2), (112, 1), (160, 2)]  # channels and stride; the stride is its first block's
 POINTERS = {"taps": "*fp32", "partial": "*fp32", "moments": "*fp32", "totals": "*fp32", "weight": "*fp32", "bias": "*fp32"}
 POINTERS |= {"mask": "*u8", "reach": "*i64", "active": "*i64", "dw": "*fp32"}
-MAPS = ("x", "y", "dx", "dy", "residual", "gate", "dgate", "vectors")
+POINTERS |= {"found": "*fp32", "sums": "*fp32", "width": "*i64", "terms": "*i64", "starts": "*i64", "index": "*i64"}
+MAPS = ("x", "y", "dx", "dy", "residual", "gate", "dgate", "vectors", "maps")
 
 
 def layers() -> Iterator[tuple[int, int, int, int]]:
@@ -133,6 +134,13 @@ def variants() -> Iterator[tuple[str, dict[str, Any], int]]:
     yield "gradient_total_kernel", {"BR": 256, "BC": 16}, 4
     for name, (rows, width) in itertools.product(("gate_kernel", "gate_gradient_kernel"), ((16, 128), (256, 8))):
         yield name, {"UNIT": 8, "BR": rows, "BC": width}, 4
+    for name, width in itertools.product(("joint_kernel", "joint_gradient_kernel"), (128, 256)):
+        yield name, {"BR": 2048 // width, "BC": width}, 4
+    yield "sums_kernel", {"UNIT": 8, "BLOCK": 4096}, 4
+    for maximum, stride, (rows, width) in itertools.product((True, False), (1, 2), ((64, 16), (16, 64))):
+        yield "pool_kernel", {"UNIT": 8, "MAXIMUM": maximum, "STRIDE": stride, "BR": rows, "BC": width}, 4
+    for rectify in (True, False):
+        yield "picked_kernel", {"UNIT": 8, "RECTIFY": rectify, "BLOCK": 2048}, 4
 
 
 def compiled(name: str, constants: dict[str, Any], warps: int, dtype: str) -> dict[str, Any]:
@@ -141,9 +149,9 @@ def compiled(name: str, constants: dict[str, Any], warps: int, dtype: str) -> di
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from fedloom.supernets.kernels import depthwise, gate, normalisation
+    from fedloom.supernets.kernels import cells, depthwise, gate, joint, normalisation
 
-    kernel = next(vars(file)[name] for file in (depthwise, gate, normalisation) if name in vars(file))
+    kernel = next(vars(file)[name] for file in (depthwise, gate, normalisation, joint, cells) if name in vars(file))
     pointers = {argument: dtype if argument in MAPS else POINTERS.get(argument) for argument in kernel.arg_names}
     kinds = {
         argument: "constexpr" if argument in constants else pointers[argument] or ("fp32" if argument == "eps" else "i32")

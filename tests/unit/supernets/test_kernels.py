@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.supernets import fused
-from support.fused import compare, exact_norm, images, random, vectors
+from fedloom.supernets.darts_parts import add_rows, pick_rows, pooled
+from fedloom.supernets.joint_norm import joint_norm
+from support.fused import compare, error, exact_norm, images, random, vectors
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 # Channels, side, kernel, stride, dilation, images: layers of MobileNetV3, NASViT and DARTS.
@@ -101,6 +103,38 @@ def test_normalisation_of_several_groups_by_the_first_rows(act: str) -> None:
         torch.testing.assert_close(variance[group].double(), torch.where(masks[group], right, 1.0), rtol=1e-6, atol=1e-6)
         expected = exact_norm(x[group].double(), weight, bias, masks[group], act, 10)
         torch.testing.assert_close(y[group].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens, channels, widths", [(64, 72, (64, 72)), (25, 184, (160, 184)), (4, 224, (208, 224))])
+def test_joint_normalisation(tokens: int, channels: int, widths: tuple[int, int], dtype: torch.dtype) -> None:
+    width = torch.tensor(widths, device="cuda")
+    x = torch.where(
+        torch.arange(channels, device="cuda") < width[:, None, None, None], random(2, 50, tokens, channels, device="cuda") + 1, 0.0
+    )
+
+    def by_torch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.stack([joint_norm(*one) for one in zip(x, weight, bias, width, strict=True)])
+
+    given = [part.to(dtype) for part in (x, *on_gpu(vectors(2, channels)))]
+    compare(lambda *all: torch.vmap(joint_norm)(*all, width), by_torch, given, SUMS if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels, side", [(16, 32), (64, 8), (20, 7)])
+@torch.no_grad()
+def test_cells(channels: int, side: int) -> None:
+    x = images(3, 20, channels, side, side, device="cuda", dtype=torch.bfloat16)
+    for maximum, stride in ((True, 1), (True, 2), (False, 1), (False, 2)):
+        right = torch.stack([pooled(one.double(), maximum, stride) for one in x])
+        assert error(pooled(x, maximum, stride), right) <= (0 if maximum else 1e-2)
+    rows = x.movedim(2, -1).contiguous()
+    index = torch.tensor([2, 0, 1, 1], device="cuda")
+    assert torch.equal(pick_rows(rows, index, 2, rectify=True), F.relu(torch.cat([rows[index[0::2]], rows[index[1::2]]], -1)))
+    expected = rows[1].double() + rows[2].double()
+    add_rows(rows, torch.tensor([1, 2], device="cuda"), torch.tensor([0], device="cuda"), 0)
+    assert error(rows[0], expected) < 1e-2
 
 
 @pytest.mark.gpu

@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedloom.supernets.kernels.launch import TILE, block_lanes, launch
+from fedloom.supernets.kernels.launch import TILE, block_lanes, in_units, launch
 
 
-@triton.jit(do_not_specialize=["features", "count", "total", "first"])
-def sums_kernel(rows, terms, starts, features, count, total, first, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["units", "count", "total", "first"])
+def sums_kernel(maps, terms, starts, units, count, total, first, UNIT: tl.constexpr, BLOCK: tl.constexpr):
     """Row ``first`` + i becomes the sum of the rows that ``terms`` has from the i-th start to the next."""
+    features = units * UNIT
     blocks = tl.cdiv(features, BLOCK)
     pid = tl.program_id(0)
     bag, block = pid // blocks, pid % blocks
@@ -29,29 +30,34 @@ def sums_kernel(rows, terms, starts, features, count, total, first, BLOCK: tl.co
     made = tl.zeros((BLOCK,), tl.float32)
     for term in range(begin, end):
         row = tl.load(terms + term).to(tl.int64)
-        made += tl.load(rows + row * features + place, mask=there, other=0.0).to(tl.float32)
-    tl.store(rows + (first + bag).to(tl.int64) * features + place, made, mask=there)
+        made += tl.load(maps + row * features + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(maps + (first + bag).to(tl.int64) * features + place, made, mask=there)
 
 
-@triton.jit(do_not_specialize=["features", "c", "beside"])
-def picked_kernel(rows, index, y, features, c, beside, RECTIFY: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["pixels", "units", "beside"])
+def picked_kernel(maps, index, y, pixels, units, beside, UNIT: tl.constexpr, RECTIFY: tl.constexpr, BLOCK: tl.constexpr):
     """``beside`` rows at a time, by an index, side by side in channels; rectified or as they are."""
+    c = units * UNIT
+    features = pixels * c
     blocks = tl.cdiv(features, BLOCK)
     pid = tl.program_id(0)
     number, block = pid // blocks, pid % blocks  # in the index
     place = block * BLOCK + tl.arange(0, BLOCK)
     there = place < features
     row = tl.load(index + number).to(tl.int64)
-    x = tl.load(rows + row * features + place, mask=there, other=0.0)
+    x = tl.load(maps + row * features + place, mask=there, other=0.0)
     if RECTIFY:
         x = tl.where(x < 0, 0.0, x)  # not a maximum, which would hide NaN
     made, part = (number // beside).to(tl.int64), number % beside
     tl.store(y + made * features * beside + place // c * (c * beside) + part * c + place % c, x, mask=there)
 
 
-@triton.jit(do_not_specialize=["h", "w", "c", "high", "wide"])
-def pool_kernel(x, y, h, w, c, high, wide, MAXIMUM: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+@triton.jit(do_not_specialize=["h", "w", "units", "high", "wide"])
+def pool_kernel(
+    x, y, h, w, units, high, wide, UNIT: tl.constexpr, MAXIMUM: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
     """The maximum or the mean of 3x3 pixels around every ``STRIDE``-th one; what lies outside of the map does not count."""
+    c = units * UNIT
     parts, blocks = tl.cdiv(c, BC), tl.cdiv(high * wide, BR)
     pid = tl.program_id(0)
     image, block, part = (pid // (parts * blocks)).to(tl.int64), pid // parts % blocks, pid % parts
@@ -82,8 +88,8 @@ def sums(rows: Tensor, terms: Tensor, starts: Tensor, first: int) -> None:
     features = rows[0].numel()
     block = min(TILE, triton.next_power_of_2(features))
     with torch.cuda.device_of(rows):
-        blocks = len(starts) * -(-features // block)
-        launch(sums_kernel, blocks, rows, terms, starts, features, len(starts), len(terms), first, block)
+        blocks, (units, unit) = len(starts) * -(-features // block), in_units(features)
+        launch(sums_kernel, blocks, rows, terms, starts, units, len(starts), len(terms), first, unit, block)
 
 
 def picked(rows: Tensor, index: Tensor, beside: int, rectify: bool) -> Tensor:
@@ -92,7 +98,8 @@ def picked(rows: Tensor, index: Tensor, beside: int, rectify: bool) -> Tensor:
     y = rows.new_empty(len(index) // beside, *rows.shape[1:-1], c * beside)
     block = min(TILE // 2, triton.next_power_of_2(features))
     with torch.cuda.device_of(rows):
-        launch(picked_kernel, len(index) * -(-features // block), rows, index, y, features, c, beside, rectify, block)
+        blocks, (units, unit) = len(index) * -(-features // block), in_units(c)
+        launch(picked_kernel, blocks, rows, index, y, features // c, units, beside, unit, rectify, block)
     return y
 
 
@@ -104,6 +111,6 @@ def pooled(x: Tensor, maximum: bool, stride: int) -> Tensor:
     lanes = block_lanes(c, 128, 1.25)
     tall = min(TILE // 4 // lanes, triton.next_power_of_2(high * wide))
     with torch.cuda.device_of(x):
-        blocks = rows * n * -(-high * wide // tall) * -(-c // lanes)
-        launch(pool_kernel, blocks, x, y, h, w, c, high, wide, maximum, stride, tall, lanes)
+        blocks, (units, unit) = rows * n * -(-high * wide // tall) * -(-c // lanes), in_units(c)
+        launch(pool_kernel, blocks, x, y, h, w, units, high, wide, unit, maximum, stride, tall, lanes)
     return y
