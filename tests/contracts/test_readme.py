@@ -47,6 +47,8 @@ def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         for number in range(30):
             pixels = draw.integers(0, 256, (12, 10, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pictures" / kind / f"{number}.png")
+    for site in ("north", "east", "west"):
+        shutil.copytree(tmp_path / "pictures", tmp_path / "sites" / site)
     Image.fromarray(pixels).save(tmp_path / "digit.png")
     for name in re.findall(r"\]\(\.\./\.\./examples/(\w+\.py)\)", page.read_text()):
         shutil.copy(ROOT / "examples" / name, tmp_path)
@@ -67,7 +69,9 @@ def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert words[0] == "fedloom", command
         splits = ".toml" in command or "split." in command or "data." in command  # then the split is what it says
         own_data = "plugins=" in command and "data." in command  # then they must be enough for its clients
-        extra = {"run": shrinking(split=not splits, clients=not own_data), "pretrain": MOMENTS}.get(words[1], [])
+        extra = {"run": shrinking(split=not splits, clients=not own_data), "pretrain": MOMENTS, "check": shrinking(split=False)}.get(
+            words[1], []
+        )
         monkeypatch.setattr(sys, "argv", [*words, *extra])
         with pytest.raises(SystemExit) as end:
             cli.main()

@@ -92,7 +92,7 @@ def reopen_run(folder: Path, device: torch.device | None = None, trust_plugins: 
     """
     settings, store = saved_settings(folder, trust_plugins), Store(folder)
     dataset = read(settings.data)
-    built = build(settings, dataset, device or _device(settings), folder / WEIGHTS)
+    built = build(settings, dataset, device or device_of(settings), folder / WEIGHTS)
     federation = Federation(dataset, _saved_split(store, settings, dataset), built.tools.device)
     return Reopened(settings, built.tools, built.method, federation, store, finished=so_far(store)[1])
 
@@ -141,7 +141,7 @@ def so_far(store: Store) -> tuple[Spent | None, bool]:
 
 # -- running -------------------------------------------------------------------------
 def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) -> RunResult:
-    device = _device(settings)
+    device = device_of(settings)
     if settings.training.precision == "half" and device.type != "cuda":
         where = f"{settings.engine}.device is {device.type}"
         raise InvalidConfig(f"training.precision=half needs a GPU, and {where}. Set training.precision=auto", key="training.precision")
@@ -227,7 +227,7 @@ def _linked(settings: Settings, built: Built, federation: Federation, records: C
 def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:
     """The client half of a run, in another process: it reads the data itself."""
     settings = from_run(tomllib.loads(settings_text), trust_plugins=True)
-    dataset, device = read(settings.data), _device(settings)
+    dataset, device = read(settings.data), device_of(settings)
     if device.type == "cuda":  # shared by this many
         own = settings.components[settings.engine]
         torch.cuda.set_per_process_memory_fraction(0.95 / (own.workers if settings.engine == "processes" else own.per_gpu))
@@ -240,7 +240,7 @@ def _refuse_used(folder: Path) -> None:
         raise UnusableFolder(f"{folder} already holds a run. Continue it with `fedloom resume {folder}`, or choose another run.folder")
 
 
-def _device(settings: Settings) -> torch.device:
+def device_of(settings: Settings) -> torch.device:
     own = settings.components[settings.engine]
     if own.threads:
         torch.set_num_threads(own.threads)

@@ -11,6 +11,7 @@ import typer.core
 import fedloom
 from fedloom.commands import analyse
 from fedloom.commands.audit import audit
+from fedloom.commands.check import check
 from fedloom.commands.compare import compare
 from fedloom.commands.federation import certs, serve, site
 from fedloom.commands.gain import gain
@@ -27,7 +28,7 @@ typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as he
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__)
 app.add_typer(analyse.app, name="analyse")
 app.command(epilog=settings_help())(run)
-for command in (resume, compare, show, report, audit, gain, join, serve, site, certs, space, generate, export, predict, draw):
+for command in (resume, check, compare, show, report, audit, gain, join, serve, site, certs, space, generate, export, predict, draw):
     app.command()(command)
 app.command("list")(list_)
 app.command("import-weights")(import_weights)

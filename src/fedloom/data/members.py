@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import InvalidData
-from fedloom.data.readers import Dataset, Images, Member, Pool, class_folders, decode, folder_pool, images_in, joined, set_aside
+from fedloom.data.images import Images, check_names, class_folders, decode, images_in
+from fedloom.data.readers import Dataset, Member, Pool, folder_pool, joined, set_aside
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)  # constants: nobody's images are measured
 
@@ -45,7 +46,9 @@ def read_members(place: Path, image_size: int) -> Dataset:
 
 
 def classes_of_members(place: Path) -> tuple[str, ...]:
-    return tuple(sorted({name for member in _names(place) for part in _parts(place / member) for name in class_folders(part, least=1)}))
+    found = {name for member in _names(place) for part in _parts(place / member) for name in class_folders(part, least=1)}
+    check_names(place, found)
+    return tuple(sorted(found))
 
 
 def blank(classes: Sequence[str], side: int) -> Dataset:
@@ -75,7 +78,8 @@ def _parts(folder: Path) -> list[Path]:
 
 def _known(place: Path, classes: Sequence[str]) -> tuple[str, ...]:
     """The classes of the federation that this folder has."""
-    found = class_folders(place, least=1)
+    found = tuple(class_folders(place, least=1))
+    check_names(place, {*found, *classes})
     for name in found:
         if name not in classes:
             some = ", ".join(classes[:10])

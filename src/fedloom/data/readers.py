@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -13,21 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
 
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
-from fedloom.files import open_plain, read_plain
+from fedloom.data.images import IMAGE_ENDINGS, Images, check_names, class_folders, decode, images_in
+from fedloom.files import read_plain
 from fedloom.maths.partition import stratified_holdout
 
-Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
-
-READERS = 8  # threads that decode images
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
-UNREAD_ENDINGS = (".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".pgm", ".pnm", ".ppm", ".tga", ".tif", ".tiff")
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +153,7 @@ def _read_pickle(path: Path) -> dict[str, Any]:
 
 def read_cinic10(place: Path, image_size: int) -> Dataset:
     """Only train and test are read; the published valid part stays unused, as clients hold out their own validation images."""
-    classes = class_folders(place / "train")
+    classes = tuple(class_folders(place / "train"))
     train = folder_pool(place / "train", classes, 32, resize=False)
     test = folder_pool(place / "test", classes, 32, resize=False)
     return Dataset("cinic10", classes, train, test, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))
@@ -168,7 +161,7 @@ def read_cinic10(place: Path, image_size: int) -> Dataset:
 
 def read_tinyimagenet(place: Path, image_size: int) -> Dataset:
     """The published validation part is the test pool; the published test part has no labels."""
-    classes = class_folders(place / "train")
+    classes = tuple(class_folders(place / "train"))
     train = folder_pool(place / "train", classes, 64, resize=False, inside="images")
     annotations = place / "val" / "val_annotations.txt"
     try:
@@ -192,7 +185,7 @@ def read_tinyimagenet(place: Path, image_size: int) -> Dataset:
 def read_folder(place: Path, image_size: int) -> Dataset:
     """Class folders; or train/ and test/, each of class folders. Without test/ the same 20 % of every class is the test pool."""
     if (place / "train").is_dir() and (place / "test").is_dir():
-        classes = class_folders(place / "train")
+        classes = tuple(class_folders(place / "train"))
         train = folder_pool(place / "train", classes, image_size, resize=True)
         test = folder_pool(place / "test", classes, image_size, resize=True)
     elif (place / "train").is_dir() or (place / "test").is_dir():
@@ -200,86 +193,29 @@ def read_folder(place: Path, image_size: int) -> Dataset:
         cure = f"Add {missing}/ with the same classes, or put the class folders into {place} itself"
         raise InvalidData(f"{place} holds {here}/ but no {missing}/. {cure}", folder=str(place))
     else:
-        classes = class_folders(place)
+        classes = tuple(class_folders(place))
         train, test = set_aside(folder_pool(place, classes, image_size, resize=True), 0.2, "folder")
     return Dataset("folder", classes, train, test, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-
-
-def class_folders(place: Path, least: int = 2) -> tuple[str, ...]:
-    if not place.is_dir():
-        raise InvalidData(f"{place} is missing: it must hold one folder of images per class", folder=str(place))
-    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if len(names) < least:
-        raise InvalidData(f"{place} must hold one folder of images per class, at least {least}; found {len(names)}", folder=str(place))
-    return tuple(names)
 
 
 def folder_pool(
     place: Path, classes: Sequence[str], side: int, resize: bool, inside: str = "", numbers: Sequence[int] | None = None
 ) -> Pool:
     """numbers: of these classes; in their order unless given."""
-    unknown = sorted(set(class_folders(place, least=1)) ^ set(classes))
+    folders = class_folders(place, least=1)
+    check_names(place, {*folders, *classes})
+    unknown = sorted(set(folders) ^ set(classes))
     if unknown:
         raise InvalidData(f"{place} must hold the same classes as train; {unknown[0]!r} is in one of them only", folder=str(place))
     paths, labels = [], []
     for number, name in zip(numbers or range(len(classes)), classes, strict=True):
-        folder = place / name / inside
+        folder = folders[name] / inside
         found = images_in(folder)
         if not found:
             raise InvalidData(f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}): add some or remove the folder", folder=str(folder))
         paths += found
         labels += [number] * len(found)
     return Pool(decode(paths, side, resize), np.array(labels, np.int64))
-
-
-def images_in(folder: Path) -> list[Path]:
-    """Refuses what would be left out in silence: images of other formats, and folders. Files that are no images are passed over."""
-    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")] if folder.is_dir() else []
-    for entry in entries:
-        if entry.suffix.lower() in UNREAD_ENDINGS:
-            what = f"{entry} is an image of a kind that is not read ({', '.join(IMAGE_ENDINGS)} are)"
-            raise InvalidData(f"{what}. Save it as one of these or remove it", file=str(entry))
-        if entry.is_dir():
-            what = f"{entry} is a folder inside a folder of images, where only image files are read"
-            raise InvalidData(f"{what}. Move its images up or remove it", folder=str(entry))
-    return [entry for entry in entries if entry.suffix.lower() in IMAGE_ENDINGS]
-
-
-def decode(paths: Sequence[Path], side: int, resize: bool) -> Images:
-    images = np.empty((len(paths), 3, side, side), np.uint8)
-
-    def decode_at(number: int) -> None:
-        path = paths[number]
-        try:
-            images[number] = _decode_one(path, side, resize)
-        except InvalidData:
-            raise
-        except Exception as problem:  # damaged bytes can raise anything
-            raise InvalidData(f"{path} cannot be read as an image: {problem}. Replace or remove the file", file=str(path)) from None
-
-    with warnings.catch_warnings(), ThreadPoolExecutor(READERS) as readers:  # decoding leaves Python free for other threads
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        try:
-            for _ in readers.map(decode_at, range(len(paths))):
-                pass  # in order, so the first damaged file is the one that is named
-        except BaseException:
-            readers.shutdown(cancel_futures=True)
-            raise
-    return images
-
-
-def _decode_one(path: Path, side: int, resize: bool) -> Images:
-    with open_plain(path) as file, Image.open(file, formats=("PNG", "JPEG", "WEBP")) as image:
-        if image.mode.startswith(("I", "F")):  # a conversion would clip nearly everything to white
-            raise InvalidData(f"{path} has more than 8 bits per channel: save it with 8", file=str(path))
-        if resize:
-            image.draft("RGB", (2 * side, 2 * side))  # lets a large JPEG be decoded at a fraction of its size
-            picture = ImageOps.exif_transpose(image).convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
-        else:
-            picture = image.convert("RGB")
-        if picture.size != (side, side):
-            raise InvalidData(f"{path} must be {side} x {side} pixels, is {picture.width} x {picture.height}", file=str(path))
-        return np.asarray(picture, np.uint8).transpose(2, 0, 1)
 
 
 # -- embedded -------------------------------------------------------------------------------------------

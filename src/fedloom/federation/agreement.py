@@ -21,6 +21,7 @@ from fedloom.core.errors import DamagedRun, InvalidConfig, printable
 from fedloom.core.hardware import HardwareSettings
 from fedloom.core.reading import parse_json
 from fedloom.core.settings import setting
+from fedloom.data.images import class_name, confused, confusion
 from fedloom.data.members import blank, unlabelled
 from fedloom.data.readers import Dataset
 from fedloom.engine.base import ENGINES
@@ -142,8 +143,8 @@ def read_agreement(path: Path) -> Agreement:
     table = config.read_tables(str(path), {})
     members = config.fill(Members, table.pop("federation", {}), "federation")
     server = config.fill(ServerSettings, table.pop("server", {}), "server")
+    members = replace(members, classes=tuple(sorted(map(class_name, members.classes))))  # in the order in which folders are read
     _check(path, members)
-    members = replace(members, classes=tuple(sorted(members.classes)))  # in the order in which folders are read
     table["data"] = {**_table(table, "data"), "name": "sites"}
     table["split"] = {**_table(table, "split"), "rule": "members"}
     settings = config.from_table({"participants": len(members.sites), **table, "clients": len(members.sites)})
@@ -203,6 +204,8 @@ def _check(path: Path, members: Members) -> None:
     for what, names, least in (("sites", members.sites, 1), ("classes", members.classes, 2)):
         if len(names) < least or len(set(names)) != len(names):
             raise InvalidConfig(f"{path}: federation.{what} must name at least {least}, each once", key=f"federation.{what}")
+    if pairs := confused(members.classes):
+        raise InvalidConfig(confusion(path, pairs[0]), key="federation.classes")
     if members.images and len(members.images) != len(members.sites):
         what = f"federation.images has {len(members.images)} numbers for {len(members.sites)} sites"
         raise InvalidConfig(f"{path}: {what}. Write one for each site, in the order of federation.sites", key="federation.images")

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from fedloom.core.errors import DamagedRun, InvalidData, UnusableFormat, one_line
 from fedloom.core.reading import parse_json
 from fedloom.data.augment import normalise
+from fedloom.data.images import MODES, opened, pixels
 from fedloom.files import open_plain, read_plain
 from fedloom.models.export import BESIDE, onnx_session
 from fedloom.models.personal import KEY, MODEL, image_of, load_model, network_of
 from fedloom.models.supernet_weights import WEIGHTS, header
 
 BATCH, USUAL_SIDE = 32, 224  # images at a time, of at most so many pixels a side; of larger ones fewer
-MODES = {1: "L", 3: "RGB"}  # channels -> pillow's name for such images
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # those that pillow reads by itself
 DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)  # what reading one may raise
 FLOAT32 = 7  # in the weight table of a .pt2 file
@@ -158,20 +158,15 @@ def _read_onnx(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor
 # -- images --------------------------------------------------------------------------------
 def read_image(path: str | Path, channels: int, size: int) -> npt.NDArray[np.uint8]:
     """(channels, size, size), resized as images of a folder data set are."""
-    mode = MODES[channels]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with open_plain(path) as file, Image.open(file, formats=FORMATS) as image:
-                if image.mode.startswith(("I", "F")):  # a conversion would clip nearly everything to white
-                    raise ValueError("it has more than 8 bits per channel; save it with 8")
-                image.draft(mode, (2 * size, 2 * size))  # lets a large JPEG be decoded at a fraction of its size
-                picture = ImageOps.exif_transpose(image).convert(mode).resize((size, size), Image.Resampling.BICUBIC)
+            with open_plain(path) as file, opened(file, FORMATS) as image:
+                return pixels(image, channels, size)
     except OSError as error:
         raise InvalidData(error.strerror or one_line(error), file=str(path)) from error
     except Exception as error:  # damaged bytes can raise anything
         raise InvalidData(one_line(error), file=str(path)) from error
-    return np.atleast_3d(np.asarray(picture, np.uint8)).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)

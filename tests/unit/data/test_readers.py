@@ -282,7 +282,7 @@ def test_a_photograph_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     assert top_down[0] < 50 < 200 < top_down[-1]
 
 
-@pytest.mark.parametrize("damage", ["garbage", "truncated", "empty", "other format", "16 bit"])
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "empty", "other format"])
 def test_a_corrupt_image_is_named(tmp_path: Path, damage: str) -> None:
     write_classes(tmp_path, each=2)
     bad = tmp_path / "dog" / "bad.png"
@@ -294,10 +294,8 @@ def test_a_corrupt_image_is_named(tmp_path: Path, damage: str) -> None:
         bad.write_bytes(bad.read_bytes()[:500])
     elif damage == "empty":
         bad.touch()
-    elif damage == "other format":
-        noise.save(bad, format="GIF")
     else:
-        Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(bad)
+        noise.save(bad, format="GIF")
     with pytest.raises(InvalidData, match=r"dog.bad\.png"):
         read_from("folder", tmp_path)
 

@@ -450,12 +450,15 @@ def test_images_that_cannot_be_read_do_not_stop_the_others(fedloom_: Fedloom, tm
     Image.new("L", (8, 8), 90).save(tmp_path / "good.png")
     (tmp_path / "torn.png").write_bytes((tmp_path / "good.png").read_bytes()[:40])
     (tmp_path / "text.png").write_text("no image")
-    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "deep.png")
-    names = ("torn.png", "good.png", "text.png", "deep.png", "missing.png", "good.png")
+    Image.fromarray(np.full((8, 8), 4e4, np.float32)).save(tmp_path / "deep.tiff")
+    names = ("torn.png", "good.png", "text.png", "deep.tiff", "missing.png", "good.png")
     outcome = fedloom_("predict", model, *names, "--top", 1)
     assert outcome.code == InvalidData.exit_code and [line.split(":")[0] for line in outcome.out.splitlines()] == ["good.png", "good.png"]
     assert outcome.err.startswith("fedloom: 4 of 6 images cannot be read: torn.png (") and outcome.err.count("\n") == 1
-    assert "deep.png (it has more than 8 bits per channel; save it with 8)" in outcome.err and "missing.png (No such file" in outcome.err
+    assert (
+        "deep.tiff (it has more than 16 bits per channel; save it with 8 or 16)" in outcome.err
+        and "missing.png (No such file" in outcome.err
+    )
     check_refused(fedloom_("predict", model, "text.png", "--json"), InvalidData, "1 of 1 images", "text.png")
 
 
