@@ -1,6 +1,6 @@
 """What does a server learn about single clients of `perfedsde`, without and with each protection?
 
-    python benchmarks/attacks.py [key=value]... [--seeds 3] [--out benchmarks/results/attacks.json]
+    python benchmarks/attacks.py [key=value]... [--seeds 5] [--out benchmarks/results/attacks.json]
     python benchmarks/attacks.py --table benchmarks/results/attacks.json
 
 Algorithm 1 as published, on digits, with the quickstart's clients. The server is honest but curious: it keeps to the rules and looks at all
@@ -318,8 +318,8 @@ def table(record: dict[str, Any]) -> str:
     for what, protections in record["attacks"].items():
         for protection, row in protections.items():
             between = f"{_signed(row['difference'])} ({_signed(row['low'])} to {_signed(row['high'])})"
-            outside = "" if row["outside"] is None else f"{row['outside']:.2f}"
-            lines.append(f"| {what} | {protection} | {row['success']:.2f} | {row['chance']:.2f} | {between} | {outside} |")
+            shown = ["" if row[name] is None else f"{round(row[name], 2) + 0.0:.2f}" for name in ("success", "chance", "outside")]
+            lines.append(f"| {what} | {protection} | {shown[0]} | {shown[1]} | {between} | {shown[2]} |")
     return "\n".join(lines)
 
 
@@ -332,7 +332,7 @@ def _signed(number: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--table", type=Path, help="print the table of a record, and do nothing else")
     arguments = parser.parse_args()
