@@ -1,6 +1,6 @@
 # `make help` says what there is.
 
-PYTHON ?= python3 python3.12 python3.11# the first of these that is Python 3.11 or 3.12 makes the environment
+PYTHON ?= python3 python3.13 python3.12 python3.11# the first of these that is Python 3.11 to 3.13 makes the environment
 WORKERS ?= 2#                             test processes
 
 VENV := .venv
@@ -89,10 +89,10 @@ define make_environment
 @$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
   found=; \
   for python in $(PYTHON); do \
-    if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then found=$$python; break; fi; \
+    if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then found=$$python; break; fi; \
   done; \
   if [ -z "$$found" ]; then \
-    echo "Fedloom needs Python 3.11 or 3.12, and none of these is: $(strip $(PYTHON)). Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
+    echo "Fedloom needs Python 3.11, 3.12 or 3.13, and none of these is: $(strip $(PYTHON)). Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
     exit 1; \
   fi; \
   echo "making the environment in $(VENV) with $$($$found --version) ..."; \

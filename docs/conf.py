@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 NAVIGATION = {
-    "Start": ["start/quickstart", "start/examples"],
+    "Start": ["start/install", "start/quickstart", "start/examples"],
     "How to": [
         "how-to/own-images",
         "how-to/report",
@@ -17,6 +17,7 @@ NAVIGATION = {
         "how-to/budgets",
         "how-to/hardware",
         "how-to/workers",
+        "how-to/slurm",
         "how-to/federation",
         "how-to/own-method",
         "how-to/own-space",

@@ -47,7 +47,8 @@ file.
 ### FEDERATION.toml
 """
 COMMANDS = """\
-`fedloom COMMAND --help` prints the same in the terminal. `--trace` after any command shows where an error came from. [What can go
+`fedloom COMMAND --help` (or `-h`) prints the same in the terminal, `fedloom --version` the version. `fedloom --install-completion`
+teaches your shell to complete names of commands and options. `--trace` after any command shows where an error came from. [What can go
 wrong](errors.md) has the exit codes. Where a command takes `key=value`, you can set any of the [settings](settings.md), unless its
 help says otherwise.
 """

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from fedloom.core.machine import NO_WINDOWS
+
 
 def main() -> None:
+    if sys.platform == "win32":
+        print(f"fedloom: {NO_WINDOWS}", file=sys.stderr)
+        sys.exit(1)
     try:
         from fedloom.commands.app import main as run_command
 

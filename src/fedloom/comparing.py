@@ -28,6 +28,7 @@ from fedloom.assemble import new_run, resume_run
 from fedloom.assemble.environment import environment
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig, UnusableFolder, UnusablePlugin
+from fedloom.core.machine import usable_cores
 from fedloom.core.sharing import sharing
 from fedloom.engine.events import Event, Events
 from fedloom.engine.store import read_result
@@ -229,10 +230,6 @@ def usual_jobs(settings: Settings) -> int:
     """As many processes as this one may use cores; one where they would share a GPU."""
     gpu = settings.components[settings.engine].device != "cpu" and torch.cuda.is_available()
     return usable_cores() if settings.engine == "inline" and not gpu else 1  # the others take many cores for one run
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 # -- running ----------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -23,8 +22,14 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedloom.core.errors import DamagedRun, UnusableFolder
+from fedloom.core.machine import NO_WINDOWS
 from fedloom.core.messages import Array, Arrays
 from fedloom.core.reading import parse_json
+
+try:
+    import fcntl
+except ImportError as error:  # whatever is imported first of Fedloom, this is among it
+    raise ImportError(NO_WINDOWS) from error
 
 ORDER = "comparison.json"  # in the folder of a comparison: its methods, first the one that the others are compared with
 DIGEST = 32  # hexadecimal digits in front of the facts

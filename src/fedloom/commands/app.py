@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 import typer.core
@@ -25,14 +26,36 @@ from fedloom.core.errors import FedloomError, printable, visible
 
 LONGEST = 4000  # characters of a refusal: it may quote what somebody else wrote
 typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as here, its rich help is off
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__)
-app.add_typer(analyse.app, name="analyse")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help=fedloom.__doc__,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# In the order of their use: a first run, what came of it, a real federation, what there is, and research.
 app.command(epilog=settings_help())(run)
-for command in (resume, check, compare, show, report, audit, gain, join, serve, site, certs, space, generate, export, predict, draw):
+for command in (check, resume, show, report, compare, audit, export, predict, draw, serve, site, join, certs):
     app.command()(command)
 app.command("list")(list_)
-app.command("import-weights")(import_weights)
+for further in (space, generate, gain):
+    app.command()(further)
+app.add_typer(analyse.app, name="analyse")
 app.command(epilog=pretrain_help())(pretrain)
+app.command("import-weights")(import_weights)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedloom {fedloom.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
@@ -40,7 +63,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--trace"]
     trace = len(arguments) < len(sys.argv) - 1
     try:
-        app(arguments, standalone_mode=True)
+        app(arguments, prog_name="fedloom", standalone_mode=True)
     except FedloomError as error:
         if trace:
             print(visible(traceback.format_exc()), end="", file=sys.stderr)

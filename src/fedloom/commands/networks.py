@@ -8,20 +8,25 @@ import re
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
+import torch
 import typer
+from torch import nn
 
 from fedloom import config
-from fedloom.assemble import saved_outline
+from fedloom.assemble import reopen_run, saved_outline
 from fedloom.commands.terminal import Plugins, PrintJson, TrustPlugins, say
 from fedloom.config import space_settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusablePlugin
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
+from fedloom.data.members import read_member
 from fedloom.engine.store import Store, how_to_go_on, of_federation
 from fedloom.files import write_file
 from fedloom.models import foreign
-from fedloom.models.export import FORMATS
-from fedloom.models.personal import load_model, supernet_of
+from fedloom.models.export import FORMATS, INT8, to_int8
+from fedloom.models.personal import Facts, load_model, supernet_of
 from fedloom.models.predict import predict as judge
 from fedloom.models.predict import read_model
 from fedloom.models.supernet_weights import take_network
@@ -33,37 +38,103 @@ from fedloom.spaces.base import SPACES, ImageShape
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN or WEIGHTS", help="the folder of a run, or a file written by import-weights")],
     client: Annotated[str, typer.Option(help="RUN: the client whose personal model is exported")] = "",
+    every: Annotated[bool, typer.Option("--all", help="RUN: export the personal models of all clients")] = False,
     architecture: Annotated[str, typer.Option(help="WEIGHTS: which network: smallest, medium, largest, an id or a genotype")] = "",
     format: Annotated[
-        str, typer.Option(help="safetensors, torch (a .pt2 program) or onnx (needs the extra: fedloom[export])")
+        str,
+        typer.Option(
+            help="safetensors, torch (a .pt2 program), onnx (from pixels to probabilities) or onnx-int8 (the same in 8 bits); "
+            "both need the extra: fedloom[export]"
+        ),
     ] = "safetensors",
+    images: Annotated[
+        Path | None,
+        typer.Option(help="onnx-int8: class folders of images to calibrate and test with; default: the client's own, in a simulation"),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="file to write; default: CLIENT.safetensors (.pt2, .onnx), or WEIGHTS-NETWORK… for a weights file")
+        Path | None,
+        typer.Option(
+            help="file to write; default: CLIENT.safetensors (.pt2, .onnx), or WEIGHTS-NETWORK… for a weights file; "
+            "with --all a folder, default: models in RUN"
+        ),
     ] = None,
     plugin: Plugins = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Write a network to a file that describes itself: architecture, classes, normalisation."""
     config.plug_in(plugin or [])
-    if format not in FORMATS:
-        raise InvalidConfig(f"There is no export format {format!r}. {did_you_mean(format, list(FORMATS))}")
-    if bool(client) == bool(architecture):
-        raise InvalidConfig("Say which network: --client NAME for one of a run, or --architecture NAME for one of a weights file")
-    ending, write = FORMATS[format]
-    if client:
-        network, facts = load_model(_model_of(source, client, trust_plugins))  # proves that the file is whole before it is handed on
-        name = client
-    else:
+    known = [*FORMATS, INT8]
+    if format not in known:
+        raise InvalidConfig(f"There is no export format {format!r}. {did_you_mean(format, known)}")
+    if [bool(client), every, bool(architecture)].count(True) != 1:
+        raise InvalidConfig("Say which network: --client NAME or --all for a run, or --architecture NAME for a weights file")
+    ending = FORMATS[format][0] if format in FORMATS else "int8.onnx"
+    if architecture:
+        if format == INT8:
+            raise InvalidConfig("onnx-int8 is for networks of clients, whose images show how large activations are. Use --client NAME")
         network, facts = take_network(source, architecture)
         named = architecture in supernet_of(facts).space.named
-        name = f"{source.stem}-{architecture if named else _file_name(facts['architecture'])}"
-    target = out or Path(f"{name}.{ending}")
-    if architecture:
+        target = out or Path(f"{source.stem}-{architecture if named else _file_name(facts['architecture'])}.{ending}")
         _keep(source, target)
-    difference = write(target, network, facts)
+        _write(target, format, network, facts, None)
+        return
+    clients = _clients_of(source) if every else [client]
+    data = _Images(source, images, trust_plugins) if format == INT8 else None
+    losses = []
+    for name in clients:
+        network, facts = load_model(_model_of(source, name, trust_plugins))  # proves that the file is whole before it is handed on
+        target = (out or source / "models") / f"{name}.{ending}" if every else out or Path(f"{name}.{ending}")
+        losses.append(_write(target, format, network, facts, data.of(name, facts) if data else None))
+    if every and data:
+        say(f"In int8 clients lose {100 * sum(losses) / len(losses):.2f} points of test accuracy on average")
+
+
+def _write(target: Path, format: str, network: nn.Module, facts: Facts, data: ClientImages | None) -> float:
+    """Returns the share of test images that int8 loses."""
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    checked = "" if difference is None else f"; logits differ from torch's by at most {difference:.1e} on random images"
-    say(f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes{checked}")
+    what = f"{target}: {facts['architecture']}, {parameters:,} parameters, {len(facts['classes'])} classes"
+    if data is not None:
+        found = to_int8(target, network, facts, *data)
+        size = f"{found.bytes:,} bytes, {found.bytes / found.float_bytes:.0%} of the {found.float_bytes:,} in float"
+        lost = f"test accuracy {found.accuracy:.1%}, in float {found.float_accuracy:.1%}: a loss of {100 * found.loss:.1f} points"
+        say(f"{what}; {size}; {lost} on {found.images} images")
+        return found.loss
+    difference = FORMATS[format][1](target, network, facts)
+    say(what + ("" if difference is None else f"; logits differ from torch's by at most {difference:.1e} on random images"))
+    return 0.0
+
+
+ClientImages = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64]]  # training images, test images, their labels
+
+
+class _Images:
+    """Where the images for int8 come from: a folder that was named, or the run's own clients."""
+
+    def __init__(self, run: Path, folder: Path | None, trust_plugins: bool) -> None:
+        self._folder = folder
+        if folder is None and of_federation(run):
+            raise InvalidConfig(
+                "The images of a federation are at its sites: name this site's folder of class folders with --images FOLDER"
+            )
+        self._run = reopen_run(run, torch.device("cpu"), trust_plugins) if folder is None else None
+
+    def of(self, client: str, facts: Facts) -> ClientImages:
+        if self._run is not None:
+            data = self._run.federation.data_of(client)
+            return data.train.images.numpy(), data.test.images.numpy(), data.test.labels.numpy()
+        assert self._folder is not None
+        if facts["image"]["channels"] != 3:
+            raise InvalidConfig("--images is for models of colour images, and this one sees grey ones. Leave it out")
+        train, test = read_member(self._folder, facts["classes"], facts["image"]["size"])
+        return train.images, test.images, test.labels
+
+
+def _clients_of(folder: Path) -> list[str]:
+    """All that have a personal model."""
+    known = sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
+    if not known:
+        _model_of(folder, "", trust_plugins=False)  # says why
+    return known
 
 
 def _file_name(text: str) -> str:

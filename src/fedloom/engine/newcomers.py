@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import fields, replace
 from typing import Any
 
 from fedloom.core.client_site import ClientSite
 from fedloom.core.errors import ClientFailed, InvalidConfig
+from fedloom.core.machine import process_memory_mb
 from fedloom.core.method import Method, State, is_per_client
 from fedloom.engine.visit import Visited
 
@@ -25,7 +25,7 @@ def welcome(method: Method[Any], state: Any, site: ClientSite, rounds: int = ROU
     answer = method.welcome(state, site.name, site, rounds)
     if answer.model is None or answer.report.arrays or answer.report.facts:
         raise ClientFailed(f"{site.name}: a newcomer must end with a personal model and send nothing", client=site.name)
-    return Visited(answer, site.clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
+    return Visited(answer, site.clock.seconds, process_memory_mb())
 
 
 def check_joinable(method: Method[Any], name: str) -> None:

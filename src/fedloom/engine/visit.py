@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ from fedloom.core.boundary import release
 from fedloom.core.client_site import ClientData, ClientMemory, ClientSite, Stopwatch
 from fedloom.core.errors import ClientFailed, FedloomError
 from fedloom.core.hardware import Hardware
+from fedloom.core.machine import process_memory_mb
 from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, field_shapes, payload_bytes
 from fedloom.core.method import Answer, Method
 from fedloom.core.result import LedgerEntry
@@ -50,7 +50,7 @@ def visit(
         raise ClientFailed(f"{who}: {type(error).__name__}: {error}. --trace shows where", client=instruction.client) from error
     if instruction.action == FINISH and (answer.model is None or answer.report.arrays or answer.report.facts):
         raise ClientFailed(f"{who}: the final participation must give a personal model and send nothing", client=instruction.client)
-    return Visited(answer, site.clock.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
+    return Visited(answer, site.clock.seconds, process_memory_mb())
 
 
 class ClientRecords:

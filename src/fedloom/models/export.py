@@ -1,7 +1,7 @@
 """A network as a file for others: safetensors (numbers), torch (a program that torch runs without us), ONNX.
 
-Every file takes normalised images, (n, channels, size, size) with ``(pixel / 255 - mean) / std``, gives logits, and carries its
-description as JSON: classes, mean, std, image, architecture.
+Every file carries its description as JSON: classes, mean, std, image, architecture. A torch program takes normalised images,
+(n, channels, size, size) with ``(pixel / 255 - mean) / std``, and gives logits; ONNX takes pixels and gives probabilities.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import UnusableFormat
+from fedloom.data.augment import normalise
 from fedloom.files import write_arrays, write_file
+from fedloom.models.onnx_files import IMAGES, LOGITS, Pixels, Quantised, in_int8, logits_of, measured, need, tidy, with_pixels
 from fedloom.models.personal import KEY, Facts
 
 TOLERANCE = 1e-4  # of the largest logit, or of 1 where that is smaller
@@ -50,46 +52,40 @@ def to_torch(path: str | Path, network: nn.Module, facts: Facts) -> float:
 
 
 def to_onnx(path: str | Path, network: nn.Module, facts: Facts) -> float:
-    """ONNX for onnxruntime and whatever else reads it."""
-    need("onnx", "onnxscript", "onnxruntime")
-    with _quiet():
-        exported = torch.onnx.export(_program(network, facts), dynamo=True, input_names=["images"], output_names=["logits"], verbose=False)
-    assert exported is not None
-    model = exported.model_proto
-    for part in (model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
-        del part.metadata_props[:]  # where in the source each operation came from
-    model.metadata_props.add(key=KEY, value=json.dumps(dict(facts), sort_keys=True))
-    data = model.SerializeToString()
-    session = onnx_session(data)
-    difference = _compared(network, facts, lambda images: session.run(None, {"images": images.numpy()})[0])
+    """ONNX for onnxruntime and whatever else reads it: uint8 ``pixels`` (n, height, width, channels) of any size in, ``probabilities`` and
+    ``logits`` out."""
+    data = with_pixels(_onnx(network, facts), facts)
+    run = logits_of(data)
+    difference = _compared(network, facts, lambda images: run(images.numpy()), pixels=True)
     write_file(path, data)
     return difference
 
 
-def onnx_session(data: bytes) -> Any:
-    need("onnxruntime")
-    import onnxruntime
+def to_int8(path: str | Path, network: nn.Module, facts: Facts, images: Pixels, tests: Pixels, labels: npt.NDArray[np.int64]) -> Quantised:
+    """The same with weights and activations in 8 bits, and what that costs on test images. images: (n, channels, size, size), from which
+    it learns how large activations are; training images, never the tests."""
+    model = _onnx(network, facts)
+    data = in_int8(model, facts, images)
+    found = measured(with_pixels(model, facts), data, tests, labels)
+    write_file(path, data)
+    return found
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # its complaints come as exceptions
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+def _onnx(network: nn.Module, facts: Facts) -> Any:
+    """From normalised images to logits."""
+    need("onnx", "onnxscript", "onnxruntime")
+    with _quiet():
+        exported = torch.onnx.export(_program(network, facts), dynamo=True, input_names=[IMAGES], output_names=[LOGITS], verbose=False)
+    assert exported is not None
+    return tidy(exported.model_proto)
 
 
+INT8 = "onnx-int8"  # which needs images as well
 FORMATS: Mapping[str, tuple[str, Write]] = {  # name -> ending of its files, function
     "safetensors": ("safetensors", to_safetensors),
     "torch": ("pt2", to_torch),
     "onnx": ("onnx", to_onnx),
 }
-
-
-def need(*modules: str) -> None:
-    """Refuse with the cure when a module of the extra ``export`` is not installed."""
-    for name in modules:
-        try:
-            __import__(name)
-        except ImportError as error:
-            cure = "Install it with: pip install 'fedloom[export]'"
-            raise UnusableFormat(f"ONNX needs the package {name}, which is not installed here. {cure}", package=name) from error
 
 
 # -- how ------------------------------------------------------------------------------------
@@ -109,10 +105,12 @@ def _images(facts: Facts, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def _compared(network: nn.Module, facts: Facts, run: Callable[[Tensor], npt.NDArray[np.float32]]) -> float:
-    """The largest difference to the network's own logits, on random images."""
+def _compared(network: nn.Module, facts: Facts, run: Callable[[Tensor], npt.NDArray[np.float32]], pixels: bool = False) -> float:
+    """The largest difference to the network's own logits, on random images. pixels: ``run`` normalises them itself."""
     images = _images(facts, CHECKED)
-    expected = network(images).numpy()
+    if pixels:
+        images = (128 + 64 * images).clamp(0, 255).to(torch.uint8)
+    expected = network(normalise(images, facts["mean"], facts["std"]) if pixels else images).numpy()
     difference = float(np.abs(run(images) - expected).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise UnusableFormat(f"The exported network's logits differ from the original's by {difference:.2g}, more than {TOLERANCE:g}")

@@ -23,7 +23,8 @@ from fedloom.core.reading import parse_json
 from fedloom.data.augment import normalise
 from fedloom.data.images import MODES, opened, pixels
 from fedloom.files import open_plain, read_plain
-from fedloom.models.export import BESIDE, onnx_session
+from fedloom.models.export import BESIDE
+from fedloom.models.onnx_files import PIXELS, onnx_session, run_pixels
 from fedloom.models.personal import KEY, MODEL, image_of, load_model, network_of
 from fedloom.models.supernet_weights import WEIGHTS, header
 
@@ -152,7 +153,12 @@ def _read_onnx(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor
     if KEY not in described:
         raise ValueError("it does not describe itself")
     facts = parse_json(described[KEY])
-    return facts, lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    if [one.name for one in session.get_inputs()] != [PIXELS]:  # as version 0.1.0 wrote them at first
+        return facts, lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    mean, std = (torch.tensor(facts[name], dtype=torch.float32).view(1, -1, 1, 1) for name in ("mean", "std"))
+    return facts, lambda images: torch.from_numpy(
+        run_pixels(session, ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).numpy())
+    )
 
 
 # -- images --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -328,3 +329,23 @@ def test_the_card_of_an_instance(fedloom_: Fedloom) -> None:
 
 def test_the_card_of_nothing(fedloom_: Fedloom) -> None:
     check_refused(fedloom_("space", "mobilnetv3"), InvalidConfig, "no search space named 'mobilnetv3'", "Did you mean 'mobilenetv3'?")
+
+
+# -- the command itself ---------------------------------------------------------------------
+
+
+def test_version_and_help(fedloom_: Fedloom) -> None:
+    assert fedloom_("--version").out == f"fedloom {fedloom.__version__}\n"
+    for arguments in ((), ("run",), ("analyse",), ("analyse", "pace")):
+        assert fedloom_(*arguments, "-h").out == fedloom_(*arguments, "--help").out != ""
+
+
+def test_help_has_commands_in_the_order_of_their_use(fedloom_: Fedloom) -> None:
+    listed = re.findall(r"^  ([a-z-]+) +[A-Z]", fedloom_("--help").out.split("Commands:")[1], re.MULTILINE)
+    assert listed[:5] == ["run", "resume", "show", "report", "compare"] and listed[-1] == "analyse" and len(listed) >= 19
+
+
+def test_completion_of_names(fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_FEDLOOM_COMPLETE": "complete_bash", "COMP_WORDS": "fedloom re", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert fedloom_().out.split() == ["resume", "report"]

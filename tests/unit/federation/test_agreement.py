@@ -31,6 +31,19 @@ def test_what_is_agreed_on(agreement_file: Callable[..., Path], tmp_path: Path) 
     assert agreement.images().train.images.shape == (0, 3, 8, 8) and agreement.images().server is None
 
 
+def test_the_federation_in_containers() -> None:
+    """Its files are whole, and its services are the members."""
+    place = Path(__file__).parents[3] / "examples" / "federation"
+    agreement = read_agreement(place / "federation.toml")
+    services = re.findall(r"^  (\w+):\n    <<: \*fedloom\n    command: \[(.*)\]$", (place / "compose.yaml").read_text(), re.MULTILINE)
+    assert dict(services) == {"server": '"serve", "federation.toml"'} | {name: f'"site", "{name}.toml"' for name in agreement.sites}
+    port = agreement.server.address.rpartition(":")[2]
+    for name in agreement.sites:
+        site = read_site(place / f"{name}.toml")
+        assert site.name == name and site.server == f"server:{port}" and Path(site.federation) == place / "federation.toml"
+        assert Path(site.key).parts[-3:] == ("certs", name, "key.pem")  # where `fedloom certs certs` puts it
+
+
 SITE_LIST = 'sites = ["north", "east", "west"]'
 
 

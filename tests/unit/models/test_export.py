@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import resource
+import shutil
 import sys
 import time
 import zipfile
@@ -21,12 +23,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fedloom
+from fedloom.assemble import reopen_run
 from fedloom.commands import networks
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFormat
 from fedloom.data.readers import DataSettings, read
 from fedloom.files import write_arrays
 from fedloom.models import export, load_model
 from fedloom.models.export import FORMATS
+from fedloom.models.onnx_files import in_int8
 from fedloom.models.personal import MODEL
 from fedloom.models.predict import predict, read_image, read_model
 from fedloom.models.supernet_weights import save_weights
@@ -107,15 +111,38 @@ def test_onnx_gives_the_same_logits_for_any_number_of_images(exported: Exported)
     onnxruntime = pytest.importorskip("onnxruntime")
     path = written(exported, "onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [one.name for one in (*session.get_inputs(), *session.get_outputs())] == ["pixels", "probabilities", "logits"]
     for count in (1, 2, 7):
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 8, 8, 3), np.uint8)
         with torch.no_grad():
-            expected = exported.network(images(count))
-        logits = session.run(None, {"images": images(count).numpy()})[0]
+            expected = exported.network((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.4) / 0.2)
+        probabilities, logits = session.run(None, {"pixels": pixels})
         assert logits.shape == (count, 3) and np.allclose(logits, expected, **CLOSE)
+        assert np.allclose(probabilities, expected.softmax(1), **CLOSE)
     assert expected.std(0).max() > 1e-3  # it looks at the image
     assert json.loads(session.get_modelmeta().custom_metadata_map["fedloom"]) == exported.facts
     difference = exported.differences["onnx"]
     assert difference is not None and difference < 1e-4 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("shape", [(40, 23), (8, 8), (5, 60)])
+def test_onnx_sees_in_raw_images_what_predict_sees(exported: Exported, tmp_path: Path, shape: tuple[int, int]) -> None:
+    """Of any size: resizing, normalisation and softmax are in the graph."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    rough = Image.fromarray(np.random.default_rng(3).integers(0, 256, (6, 6, 3), np.uint8)).resize(shape)
+    rough.save(tmp_path / "raw.png")
+    session = onnxruntime.InferenceSession(exported.files["onnx"], providers=["CPUExecutionProvider"])
+    (there,) = session.run(["probabilities"], {"pixels": np.asarray(rough)[None]})[0].tolist()
+    (seen,), unreadable = predict(read_model(exported.files["safetensors"]), [tmp_path / "raw.png"], 3)
+    assert not unreadable and dict(zip(CLASSES, there, strict=True)) == pytest.approx(dict(seen.classes), abs=2e-3)
+
+
+def test_onnx_says_nothing_of_the_shapes_of_weights(exported: Exported) -> None:
+    """Which onnxruntime's quantisation takes for shapes of activations, and fails."""
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.load(exported.files["onnx"]).graph
+    weights = {one.name for one in graph.initializer}
+    assert weights and not weights & {one.name for one in graph.value_info}
 
 
 def test_torch_runs_its_format_without_us(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +209,56 @@ def test_a_path_is_no_clients_name(fedloom_: Fedloom, finished_run: Path, client
     outcome = fedloom_("export", finished_run, "--client", client, "--out", "there.safetensors")
     check_refused(outcome, InvalidConfig, f"has no personal model of {client!r}", "client-001")
     assert not Path("there.safetensors").exists()
+
+
+def test_all_clients_at_once(fedloom_: Fedloom, finished_run: Path) -> None:
+    assert fedloom_("export", finished_run, "--all").code == 0
+    names = [f"client-00{number}.safetensors" for number in range(3)]
+    assert sorted(path.name for path in (finished_run / "models").iterdir()) == names
+    assert fedloom_("export", finished_run, "--all", "--out", "there").code == 0
+    assert Path("there/client-002.safetensors").read_bytes() == (finished_run / "models/client-002.safetensors").read_bytes()
+    check_refused(fedloom_("export", finished_run, "--all", "--client", "client-000"), InvalidConfig, "--client NAME or --all")
+    shutil.rmtree(finished_run / "clients")
+    check_refused(fedloom_("export", finished_run, "--all"), InvalidConfig, "no personal models yet")
+
+
+def test_int8_is_small_and_says_what_it_costs(fedloom_: Fedloom, finished_run: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    outcome = fedloom_("export", finished_run, "--client", "client-001", "--format", "onnx-int8")
+    assert outcome.code == 0, outcome.err
+    said = re.search(
+        r"(\d+)% of the ([\d,]+) in float; test accuracy (.*)%, in float (.*)%: a loss of (.*) points on 8 images", outcome.out
+    )
+    assert said and int(said[2].replace(",", "")) > 10_000
+    assert float(said[4]) - float(said[3]) == pytest.approx(float(said[5]), abs=0.11)
+    data = Path("client-001.int8.onnx").read_bytes()
+    assert len(data) == int(outcome.out.split(" bytes,")[0].rpartition(" ")[2].replace(",", ""))
+    kinds = {one.type for one in onnxruntime.InferenceSession(data).get_inputs()}
+    assert kinds == {"tensor(uint8)"}
+    model = read_model("client-001.int8.onnx")  # predict takes it, too
+    test = reopen_run(finished_run).federation.data_of("client-001").test
+    right = (model.probabilities(test.images.numpy()).argmax(1) == test.labels).float().mean().item()
+    assert f"test accuracy {right:.1%}" in outcome.out
+
+
+def test_int8_needs_images(fedloom_: Fedloom, finished_run: Path) -> None:
+    (finished_run / "federation.json").write_text("{}")
+    asked = ("export", finished_run, "--client", "client-001", "--format", "onnx-int8")
+    check_refused(fedloom_(*asked), InvalidConfig, "at its sites: name this site's folder", "--images FOLDER")
+    check_refused(fedloom_(*asked, "--images", "pictures"), InvalidConfig, "sees grey ones")
+    with pytest.raises(InvalidData, match="there are none"):
+        in_int8(None, {}, np.empty((0, 1, 8, 8), np.uint8))
+
+
+@pytest.mark.slow
+def test_int8_of_trained_digits_loses_less_than_a_point(fedloom_: Fedloom) -> None:
+    """With the size that a network of such a run has: at most 45 % of float."""
+    assert fedloom_("run", "quickstart", "method=fedavg", "rounds=10", "run.folder=run").code == 0
+    outcome = fedloom_("export", "run", "--all", "--format", "onnx-int8")
+    assert outcome.code == 0, outcome.err
+    assert max(map(int, re.findall(r"(\d+)% of the [\d,]+ in float", outcome.out))) <= 45
+    said = re.search(r"clients lose (-?[\d.]+) points", outcome.out)
+    assert said and float(said[1]) < 1, outcome.out
 
 
 def test_formats_are_suggested(fedloom_: Fedloom, finished_run: Path) -> None:

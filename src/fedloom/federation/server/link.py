@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 from fedloom.core.boundary import Manifest, release
 from fedloom.core.errors import BadMessage, BadReport, ClientFailed, FedloomError, one_line, printable
+from fedloom.core.machine import process_memory_mb
 from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, field_shapes, payload_bytes
 from fedloom.core.result import LedgerEntry
 from fedloom.federation.agreement import RoundSettings
@@ -254,7 +254,7 @@ class FlowerLink:
             trained_macs=0,
             evaluated_architectures=0,
             peak_memory_mb=0.0,
-            process_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+            process_memory_mb=process_memory_mb(),
             upload_bytes=field_bytes(report),
             upload_shapes=field_shapes(report),
         )
