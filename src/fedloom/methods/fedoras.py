@@ -41,7 +41,7 @@ NOTHING: Arrays = {}
 @dataclass(frozen=True)
 class FedorASSettings:
     limits: tuple[float, ...] = setting(
-        (0.25, 0.5, 0.75, 1.0),
+        (1.0, 0.75, 0.5, 0.25),
         "limit on macs of each tier, as a share of the way from the smallest to the largest network; without tiers of hardware.* "
         "each client draws one",
         low=0,

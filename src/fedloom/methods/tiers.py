@@ -41,7 +41,7 @@ def tier_of(tools: Tools, known: Arrays, seed: int, client: str, count: int) -> 
 
 
 def check(name: str, given: int, tiers: int) -> None:
-    """Refuses a list of another length than there are tiers of hardware."""
-    if tiers > 1 and given != tiers:
-        what = f"{name} has {given} numbers where there are {tiers} tiers (hardware.*)"
+    """Refuses a list with fewer numbers than there are tiers of hardware; more do not matter."""
+    if tiers > 1 and given < tiers:
+        what = f"{name} has {given} numbers for {tiers} tiers (hardware.*)"
         raise InvalidConfig(f"{what}. Give one for each tier", key=name)

@@ -117,5 +117,5 @@ def test_refusals(tiny: Tiny) -> None:
         play(tiny, "budget.parameters=1e9")
     with pytest.raises(InvalidConfig, match=r"fedoras\.limits is empty"):
         play(tiny, "fedoras.limits=[]")
-    with pytest.raises(InvalidConfig, match=r"fedoras\.limits has 4 numbers where there are 2 tiers"):
-        tiny("method=fedoras", "hardware.gmacs=[1, 2]")
+    with pytest.raises(InvalidConfig, match=r"fedoras\.limits has 1 numbers for 2 tiers"):
+        tiny("method=fedoras", "hardware.gmacs=[1, 2]", "fedoras.limits=[1]")

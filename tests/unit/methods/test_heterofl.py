@@ -90,8 +90,8 @@ def test_without_tiers_each_client_draws_a_width_for_the_whole_run(tiny: Tiny) -
 
 
 def test_widths_must_fit_the_tiers(tiny: Tiny) -> None:
-    with pytest.raises(InvalidConfig, match=r"heterofl\.widths has 5 numbers where there are 2 tiers"):
-        tiny("method=heterofl", "hardware.gmacs=[1, 2]")
+    with pytest.raises(InvalidConfig, match=r"heterofl\.widths has 1 numbers for 2 tiers.*Give one for each"):
+        tiny("method=heterofl", "hardware.gmacs=[1, 2]", "heterofl.widths=[1]")
     with pytest.raises(InvalidConfig, match=r"heterofl\.widths is empty.*\[1, 0\.5"):
         play(tiny, "heterofl.widths=[]")
 
