@@ -20,7 +20,7 @@ from fedloom.data.readers import Dataset
 from fedloom.data.splits import server_images
 from fedloom.engine.protection import check_private
 from fedloom.engine.sums import check_secure
-from fedloom.methods.base import METHODS, mean_of
+from fedloom.methods.base import METHODS, mean_of, trains_parts
 from fedloom.models.personal import MODEL
 from fedloom.models.supernet_weights import starting_weights
 from fedloom.spaces.base import ImageShape
@@ -52,8 +52,9 @@ def build(settings: Settings, dataset: Dataset, device: torch.device, weights: P
         tools, remark = replace(tools, start=begin), f"the weights in {settings.weights}{remarks}"
     make: Callable[..., Method[Any]] = METHODS[settings.method].make
     method = make(settings.components[settings.method], tools)
-    check_private(settings.privacy, settings.method, method.uploads, mean_of(method), settings.participants)
-    check_secure(settings.privacy, settings.method, method, mean_of(method), settings.participants)
+    whole = "" if method.sums_parts else mean_of(method)  # noise in parts would be less than it seems to be
+    check_private(settings.privacy, settings.method, method.uploads, whole, settings.participants)
+    check_secure(settings.privacy, settings.method, method, mean_of(method), trains_parts(method), settings.participants)
     return Built(tools, method, _model_facts(settings, dataset), remark)
 
 

@@ -145,10 +145,10 @@ class SummedLink:
         return [*sums.without_masks(parts), *(sums.single(report) for report in reports if sums.singles)]
 
 
-def check_secure(settings: PrivacySettings, name: str, method: Method[Any], rule: str, participants: int) -> None:
+def check_secure(settings: PrivacySettings, name: str, method: Method[Any], rule: str, parts: bool, participants: int) -> None:
     """Refuse secure sums where they cannot be made, or would hide less than they seem to. name: the method's; rule: by which its server
-    averages updates, empty if it needs them for something else."""
-    uploads, parts = method.uploads, COVERAGE in method.uploads or method.sums_parts
+    averages updates, empty if it needs them for something else; parts: clients may train parts of what is shared."""
+    uploads = method.uploads
     if not settings.secure or not uploads:
         return
     off = "or privacy.secure=false"
@@ -161,9 +161,12 @@ def check_secure(settings: PrivacySettings, name: str, method: Method[Any], rule
         what = f"{name}.averaging={rule} compares or weighs single updates, and secure sums hide them"
         cure = "coverage_equal" if parts else "fedavg"
         raise InvalidConfig(f"{what}. Set {name}.averaging={cure}, {off}", key=f"{name}.averaging")
+    if parts and rule == "fedavg" and not settings.noise:
+        what = f"{name}.averaging=fedavg does not count who trained an entry, so that a sum could show what one client changed"
+        raise InvalidConfig(f"{what}. Set {name}.averaging=coverage_equal, {off}", key=f"{name}.averaging")
     if settings.examples and parts:
         what = "privacy.examples would weigh who trained an entry, and known numbers of examples then say who it was"
-        raise InvalidConfig(f"{what}. Set privacy.examples=0, or {name}.averaging=fedavg", key="privacy.examples")
+        raise InvalidConfig(f"{what}. Set privacy.examples=0", key="privacy.examples")
     if settings.examples and settings.noise:
         what = "privacy.examples weighs clients, and with privacy.noise all count the same"
         raise InvalidConfig(f"{what}. Set privacy.examples=0", key="privacy.examples")

@@ -118,6 +118,13 @@ def mean_of(method: Method[Any]) -> str:
     return str(method.settings.averaging) if usual else ""
 
 
+def trains_parts(method: Method[Any]) -> bool:
+    """Whether clients may train parts of what is shared: then more rules make sense than those for whom everybody trains everything."""
+    own: Any = getattr(method, "settings", None)
+    choices = next((item.metadata.get("choices", ()) for item in fields(own) if item.name == "averaging"), ()) if own else ()
+    return method.sums_parts or "coverage" in choices
+
+
 def message(
     state: ServerState, client: str, action: str, arrays: Mapping[str, Arrays], facts: Mapping[str, Fact] | None = None
 ) -> Instruction:
