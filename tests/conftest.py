@@ -27,7 +27,14 @@ from support.checks import Fedloom, Outcome
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 NEEDS = {  # a machine with the core packages and pytest collects the rest, such as the tests that need a GPU
-    "flwr": ("federation", "unit/federation/*", "equivalence/test_flower*", "contracts/test_federation_page.py"),
+    "flwr": (
+        "federation",
+        "unit/federation/*",
+        "equivalence/test_flower*",
+        "contracts/test_federation_page.py",
+        "unit/maths/test_masks.py",
+        "unit/benchmarks/test_secure_table.py",
+    ),
     "ray": ("equivalence/test_ray.py",),
     "dp_accounting": ("unit/engine/test_protection.py",),
     "grimp": ("contracts/test_architecture.py",),
