@@ -12,6 +12,7 @@ import typer.core
 import fedloom
 from fedloom.commands import analyse
 from fedloom.commands.compare import compare
+from fedloom.commands.data import download
 from fedloom.commands.federation import certs, serve, site
 from fedloom.commands.gain import gain
 from fedloom.commands.generators import generate, pretrain, pretrain_help
@@ -36,7 +37,7 @@ app.command(epilog=settings_help())(run)
 for command in (resume, show, report, compare, export, predict, draw, serve, site, join, certs):
     app.command()(command)
 app.command("list")(list_)
-for further in (space, generate, gain):
+for further in (download, space, generate, gain):
     app.command()(further)
 app.add_typer(analyse.app, name="analyse")
 app.command(epilog=pretrain_help())(pretrain)
