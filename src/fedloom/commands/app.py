@@ -14,6 +14,7 @@ from fedloom.commands import analyse
 from fedloom.commands.audit import audit
 from fedloom.commands.check import check
 from fedloom.commands.compare import compare
+from fedloom.commands.data import download
 from fedloom.commands.federation import certs, serve, site
 from fedloom.commands.gain import gain
 from fedloom.commands.generators import generate, pretrain, pretrain_help
@@ -38,7 +39,7 @@ app.command(epilog=settings_help())(run)
 for command in (check, resume, show, report, compare, audit, export, predict, draw, serve, site, join, certs):
     app.command()(command)
 app.command("list")(list_)
-for further in (space, generate, gain):
+for further in (download, space, generate, gain):
     app.command()(further)
 app.add_typer(analyse.app, name="analyse")
 app.command(epilog=pretrain_help())(pretrain)

@@ -272,13 +272,21 @@ class DataSettings:
     server: str = setting("", "sites: folder of the server's images without labels, for methods that need them", path=True)
 
 
+def address_of(name: str) -> str:
+    """Of a published archive."""
+    from fedloom.data.download import ARCHIVES  # which needs the table above
+
+    return ARCHIVES[name].address if name in ARCHIVES else "its page"
+
+
 def read(settings: DataSettings) -> Dataset:
     """Read the data set that the settings name."""
     source = DATASETS[settings.name].make
     place = Path(settings.folder) / source.place
     if settings.name != "digits" and not place.is_dir():
         cure = (
-            f"Unpack the published archive {source.archive} inside {settings.folder} so that the folder {source.place} appears there"
+            f"`fedloom download {settings.name} --folder {settings.folder}` fetches it from {address_of(settings.name)}, "
+            f"or unpack {source.archive} inside {settings.folder} so that the folder {source.place} appears there"
             if source.archive
             else "Set data.folder to a folder that holds one folder of images per class (sites: per member)"
         )
