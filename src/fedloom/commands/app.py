@@ -15,6 +15,7 @@ from fedloom.commands.compare import compare
 from fedloom.commands.federation import certs, serve, site
 from fedloom.commands.gain import gain
 from fedloom.commands.generators import generate, pretrain, pretrain_help
+from fedloom.commands.latency import latency
 from fedloom.commands.networks import draw, export, import_weights, predict
 from fedloom.commands.newcomers import join
 from fedloom.commands.report import report
@@ -27,7 +28,7 @@ typer.core.HAS_RICH = False  # typer escapes brackets for rich even where, as he
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=fedloom.__doc__)
 app.add_typer(analyse.app, name="analyse")
 app.command(epilog=settings_help())(run)
-for command in (resume, compare, show, report, audit, gain, join, serve, site, certs, space, generate, export, predict, draw):
+for command in (resume, compare, show, report, audit, gain, join, serve, site, certs, space, latency, generate, export, predict, draw):
     app.command()(command)
 app.command("list")(list_)
 app.command("import-weights")(import_weights)

@@ -87,7 +87,7 @@ class FedRLNAS(SubnetMethod[FedRLNASState]):
         return max(1, round((1 - self.settings.retrain) * self.tools.rounds))
 
     def subnet(self, state: FedRLNASState, client: str, final: bool) -> Architecture:
-        space, logits = self.tools.space, state.policy["table"][0]
+        space, logits = self.tools.space_of(client), state.policy["table"][0]
         if final or state.round >= self.searched:
             return policies.most_likely(space, logits)
         return policies.drawn(space, logits, rng(state.seed, state.round, client, "architecture"))
