@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from fedloom import plugins
 from fedloom.core.errors import InvalidConfig, one_line, printable
-from fedloom.core.hardware import HardwareSettings, tiers
+from fedloom.core.hardware import Hardware, HardwareSettings, assigned, tiers
 from fedloom.core.privacy import PrivacySettings
 from fedloom.core.registry import did_you_mean
 from fedloom.core.settings import setting
@@ -28,7 +29,7 @@ from fedloom.engine.base import ENGINES
 from fedloom.files import read_plain
 from fedloom.methods.base import METHODS
 from fedloom.spaces.base import SPACES
-from fedloom.spaces.budget import BudgetSettings
+from fedloom.spaces.budget import BudgetSettings, check_tiers, tier_count
 from fedloom.training.recipe import TrainingSettings
 from fedloom.training.server import AveragingSettings
 
@@ -84,7 +85,7 @@ def map_paths(settings: Any, change: Callable[[str], Any]) -> Any:
         elif isinstance(value, Mapping):
             changed[item.name] = {name: map_paths(own, change) for name, own in value.items()}
         elif item.metadata.get("path"):
-            changed[item.name] = change(value)
+            changed[item.name] = tuple(map(change, value)) if isinstance(value, tuple) else change(value)
     return replace(settings, **changed)
 
 
@@ -174,7 +175,14 @@ def _check_names(settings: Settings) -> None:
     if settings.training.rejoin and settings.protocol == "paper":
         what = "training.rejoin trains on the images that selected, and under protocol=paper these are the test images"
         raise InvalidConfig(f"{what}. Set protocol=clean, or training.rejoin=false", key="training.rejoin")
-    method.check_tiers(settings.components[settings.method], len(tiers(settings.hardware)))
+    several = len(tiers(settings.hardware, tier_count(settings.budget)))
+    check_tiers(settings.budget, several, settings.clients)
+    method.check_tiers(settings.components[settings.method], several)
+
+
+def tier_of_each(settings: Settings, clients: Sequence[str]) -> dict[str, Hardware]:
+    """What each client computes with, and which tier that is. There are as many tiers as hardware.* or budget.* have numbers."""
+    return assigned(settings.hardware, clients, settings.seed, tier_count(settings.budget), settings.budget.tiers)
 
 
 def presets() -> dict[str, str]:
@@ -283,6 +291,9 @@ def fill(kind: type, table: Any, where: str = "") -> Any:
 
 
 def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+    if get_origin(hint) is UnionType:  # one for all, or a list with one for each
+        alone, several = get_args(hint)
+        return _checked(key, value, several if isinstance(value, list | tuple) else alone, limits)
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise InvalidConfig(f"{key} must be a list such as {_list_like(value, get_args(hint)[0])}, got {_shown(value)}", key=key)

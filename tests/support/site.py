@@ -17,7 +17,7 @@ from fedloom.assemble.builder import make_tools
 from fedloom.core.errors import ConnectionRefused
 from fedloom.core.messages import FINISH, TRAIN, Instruction, Report
 from fedloom.engine.store import Store
-from fedloom.federation.agreement import Agreement, SiteSettings, read_agreement
+from fedloom.federation.agreement import Agreement, SiteBudget, SiteSettings, read_agreement
 from fedloom.federation.certificates import make_certificates
 from fedloom.federation.site.participant import Participant
 from fedloom.federation.site.rounds import _answer
@@ -42,7 +42,7 @@ class Place:
 
     def __post_init__(self) -> None:
         run = self.agreement.settings
-        tools = make_tools(run, self.agreement.images(), torch.device("cpu"))
+        tools = make_tools(run, self.agreement.images(), torch.device("cpu"), self.agreement.sites)
         self.method: Any = METHODS[run.method].make(run.components[run.method], tools)
         self.state = self.method.start(run.seed)
         self.participant = self.restart()
@@ -85,10 +85,11 @@ def write_site(agreed: Path, place: Path) -> Path:
 
 
 @contextmanager
-def at(images: Path, folder: Path, name: str = "north", secret: bool = False) -> Iterator[Place]:
-    """secret: of its own, so that it draws something else than other sites of this name."""
+def at(images: Path, folder: Path, name: str = "north", secret: bool = False, budget: SiteBudget | None = None) -> Iterator[Place]:
+    """secret: of its own, so that it draws something else than other sites of this name. budget: of its own."""
     own = str(images / "images" / name)
     settings = SiteSettings(name=name, images=own, device="cpu", threads=1, message_mb=1, secret=secret, onnx=False)
+    settings = replace(settings, budget=budget or settings.budget)
     store = Store(folder)
     store.claim()
     try:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fedloom.assemble import Reopened
+from fedloom.config import tier_of_each
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.hardware import Hardware, assigned
+from fedloom.core.hardware import Hardware
 from fedloom.core.result import LedgerEntry
 
 
@@ -36,7 +37,7 @@ class MemoryUse:
 
 def memory_use(run: Reopened) -> MemoryUse:
     settings, store = run.settings, run.store
-    hardware = assigned(settings.hardware, run.federation.names, settings.seed)
+    hardware = tier_of_each(settings, run.federation.names)
     if not any(own.memory_mb for own in hardware.values()):
         cure = "Run with hardware.memory_mb=[…], megabytes for each tier"
         raise InvalidConfig(f"No client of {store.folder} has a memory limit. {cure}", key="hardware.memory_mb")

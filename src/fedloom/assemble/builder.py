@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 import fedloom
-from fedloom.config import Settings
+from fedloom.config import Settings, tier_of_each
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.hardware import tiers
 from fedloom.core.method import Method
 from fedloom.core.sharing import once
 from fedloom.data.readers import Dataset
-from fedloom.data.splits import server_images
+from fedloom.data.splits import client_names, server_images
 from fedloom.engine.protection import check_private
 from fedloom.engine.sums import check_secure
-from fedloom.methods.base import METHODS, mean_of, trains_parts
+from fedloom.methods.base import METHODS, AveragingMethod, mean_of, trains_parts
 from fedloom.models.personal import MODEL
 from fedloom.models.supernet_weights import starting_weights
 from fedloom.spaces.base import ImageShape
-from fedloom.spaces.budget import bounded
-from fedloom.supernets.base import Weights, make_supernet
+from fedloom.spaces.budget import BudgetSettings, Limit, limits_of, narrowed, tier_count
+from fedloom.supernets.base import Supernet, Weights, make_supernet
+from fedloom.training.fleet import Fleet, Tier
 from fedloom.training.latency import measure_latency
+from fedloom.training.latency_table import read_table
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import optimiser_of
 from fedloom.training.tools import Tools
@@ -40,9 +42,18 @@ class Built:
     start_remark: str  # on the weights that training starts from; empty for random ones
 
 
-def build(settings: Settings, dataset: Dataset, device: torch.device, weights: Path | None = None, start: Weights | None = None) -> Built:
-    """Tools and method. weights: where the file that ``settings.weights`` names lies now; start: weights that were read before."""
-    tools, remark = make_tools(settings, dataset, device), ""
+def build(
+    settings: Settings,
+    dataset: Dataset,
+    device: torch.device,
+    weights: Path | None = None,
+    start: Weights | None = None,
+    clients: Sequence[str] = (),
+    private: BudgetSettings | None = None,
+) -> Built:
+    """Tools and method. weights: where the file that ``settings.weights`` names lies now; start: weights that were read before; clients:
+    their names, if the data set does not say; private: limits that only the one client has which is built for, and that stay with it."""
+    tools, remark = make_tools(settings, dataset, device, clients, private), ""
     if start is not None:
         tools = replace(tools, start=start)
     elif weights is not None and settings.weights:
@@ -55,10 +66,15 @@ def build(settings: Settings, dataset: Dataset, device: torch.device, weights: P
     whole = "" if method.sums_parts else mean_of(method)  # noise in parts would be less than it seems to be
     check_private(settings.privacy, settings.method, method.uploads, whole, settings.participants)
     check_secure(settings.privacy, settings.method, method, mean_of(method), trains_parts(method), settings.participants)
+    if settings.privacy.secure and tools.fleet and isinstance(method, AveragingMethod) and method.in_parts:
+        what = "privacy.secure adds up reports of one shape, and with a budget for each tier clients return parts of different shapes"
+        raise InvalidConfig(f"{what}. Set one limit for all, or privacy.secure=false", key="privacy.secure")
     return Built(tools, method, _model_facts(settings, dataset), remark)
 
 
-def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> Tools:
+def make_tools(
+    settings: Settings, dataset: Dataset, device: torch.device, clients: Sequence[str] = (), private: BudgetSettings | None = None
+) -> Tools:
     image, training = _image_shape(dataset), settings.training
     if settings.engine == "inline" and settings.components["inline"].reference:
         training = replace(training, execution="reference")
@@ -68,9 +84,11 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
             raise InvalidConfig(f"training.{name} is {pixels}, but {dataset.name} has images of {image.size} pixels. Lower it; 0 is off")
     what = settings.space, settings.components[settings.space], image
     supernet = once(lambda: make_supernet(*what), "supernet", *what)
-    latency_ms = cache(lambda architecture: measure_latency(supernet, architecture, device))
+    budgets = Budgets(supernet, settings, device)
+    own = budgets.limits(private) if private else ()
+    names = clients or client_names(dataset, settings.clients)
     return Tools(
-        space=bounded(supernet.space, settings.budget, training.batch, latency_ms, optimiser_of(training).moments),
+        space=narrowed(supernet.space, (*budgets.limits(settings.budget.of_all()), *own)),
         supernet=supernet,
         training=training,
         pixels=Pixels(dataset.mean, dataset.std),
@@ -80,9 +98,38 @@ def make_tools(settings: Settings, dataset: Dataset, device: torch.device) -> To
         protocol=settings.protocol,
         device=device,
         averaging=settings.averaging,
-        tiers=len(tiers(settings.hardware)),
+        tiers=len(tiers(settings.hardware, tier_count(settings.budget))),
+        fleet=budgets.fleet(names, own),
         server=server_images(settings.split, dataset, settings.seed, device),
     )
+
+
+class Budgets:
+    """The lines of budgets, for one supernet and one machine."""
+
+    def __init__(self, supernet: Supernet[Any], settings: Settings, device: torch.device) -> None:
+        self._supernet, self._settings = supernet, settings
+        self._measured = cache(lambda architecture: measure_latency(supernet, architecture, device))
+
+    def limits(self, budget: BudgetSettings, tier: str = "") -> tuple[Limit, ...]:
+        """budget: without lists."""
+        training, file = self._settings.training, str(budget.latency_table)
+        latency_ms = read_table(Path(file), self._supernet.space) if file and budget.latency_ms else self._measured
+        return limits_of(self._supernet.space, budget, training.batch, latency_ms, optimiser_of(training).moments, tier)
+
+    def fleet(self, clients: Sequence[str], private: tuple[Limit, ...]) -> Fleet | None:
+        """Nothing where all clients have the same budget."""
+        settings, budget = self._settings, self._settings.budget
+        if not budget.in_tiers:
+            return None
+        known = tier_of_each(settings, clients)
+        count = len(tiers(settings.hardware, tier_count(budget)))
+        made: list[Tier] = []
+        for number in range(count):
+            own, place = budget.of_tier(number), f"[{number}]" if budget.lists else ""
+            made.append(Tier(self._supernet, self.limits(own, place), private, cast(float, own.supernet), place))
+            _ = made[-1].space  # refuses a budget that nothing fits
+        return Fleet(tuple(made), {client: own.tier for client, own in known.items()})
 
 
 def _image_shape(dataset: Dataset) -> ImageShape:

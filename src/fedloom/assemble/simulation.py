@@ -16,9 +16,8 @@ import torch
 
 from fedloom.assemble.builder import Built, build
 from fedloom.assemble.environment import environment, usable_device
-from fedloom.config import Settings, from_run, map_paths, read_toml, to_toml, without_components
+from fedloom.config import Settings, from_run, map_paths, read_toml, tier_of_each, to_toml, without_components
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder, UnusablePlugin
-from fedloom.core.hardware import assigned
 from fedloom.core.messages import Arrays
 from fedloom.core.method import Method
 from fedloom.core.reading import parse_json
@@ -26,6 +25,7 @@ from fedloom.core.result import RunResult
 from fedloom.core.sharing import once
 from fedloom.data.readers import Dataset, read
 from fedloom.data.splits import Federation, Split, make_split, reserved
+from fedloom.engine.absence import with_absences
 from fedloom.engine.base import Link
 from fedloom.engine.inline import InlineLink
 from fedloom.engine.processes import ProcessesLink, worker_processes
@@ -184,11 +184,12 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
             before=before,
             over=over,
         )
-        hardware = assigned(settings.hardware, federation.names, settings.seed)
+        hardware = tier_of_each(settings, federation.names)
         protection = Protection(settings.privacy, settings.participants, simulated(settings.seed))
         sums, deadline = sums_of(settings.privacy, built.method, settings.participants), settings.hardware.deadline
         records = ClientRecords(built.method, store, built.model_facts, run.record, hardware, deadline, protection, sums)
-        with _linked(settings, built, federation, records, watcher) as link:
+        with _linked(settings, built, federation, records, watcher) as reached:
+            link = with_absences(reached, hardware, settings.seed)
             return run.execute(SummedLink(link, sums) if sums else link)
     finally:
         store.release()

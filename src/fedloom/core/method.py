@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from fedloom.core.boundary import Manifest
 from fedloom.core.client_site import ClientMemory, ClientSite, Diary, PersonalModel
@@ -59,12 +59,13 @@ class Method(ABC, Generic[State]):
 
     The rest has defaults: ``search``, where personal architectures are searched (client, server, or none where all clients have the
     same), ``spaces``, names of the search spaces the method is defined on (empty: any), ``tiny_needs``, settings that its tests need
-    besides its own (``{"split.server": 0.02}``), ``sums_parts``, ``summand``, ``initial``, ``welcome``, ``supernet_of``, ``epochs`` and
+    besides its own (``{"split.server": 0.02}``), ``sums_parts``, ``summand``, ``initial``, ``at``, ``welcome``, ``supernet_of``, ``epochs`` and
     ``check_tiers``.
     """
 
     search: ClassVar[str] = "none"
     spaces: ClassVar[tuple[str, ...]] = ()
+    one_network: ClassVar[bool] = False  # ``start`` says which network all clients get
     tiny_needs: ClassVar[Mapping[str, object]] = {}
     sums_parts: ClassVar[bool] = False  # updates of parts can be summed secretly; ``absorb`` takes the sum beside reports without updates
 
@@ -103,6 +104,10 @@ class Method(ABC, Generic[State]):
     def initial(self, seed: int) -> State:
         """What ``start`` returns, also where something is missing that only a server has. A newcomer reads the server's file by it."""
         return self.start(seed)
+
+    def at(self, client: str) -> Self:
+        """The method as one client has it, within its own budget. Whoever asks a client asks this."""
+        return self
 
     def welcome(self, state: State, client: str, site: ClientSite, rounds: int) -> Answer:
         """How a newcomer searches alone, in a supernet that stays as it is. rounds: of its search, where a method searches by rounds."""

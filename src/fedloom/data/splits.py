@@ -261,11 +261,10 @@ class Federation(Private):
             if getattr(split, part).max() >= len(pool):
                 what = f"its {part} part goes up to image {getattr(split, part).max()}, {dataset.name} has {len(pool)}"
                 raise InvalidData(f"The split was made for another data set: {what}", part=part)
-        width = max(3, len(str(split.clients - 1)))
         self.dataset = dataset
         self.split = split
         self.device = torch.device(device)
-        self.names = [member.name for member in dataset.members] or [f"client-{client:0{width}d}" for client in range(split.clients)]
+        self.names = client_names(dataset, split.clients)
         self._number_of = {name: client for client, name in enumerate(self.names)}
         train = _on_device(dataset.train.images, dataset.train.labels, self.device)
         test = train if split.own_tests else _on_device(dataset.test.images, dataset.test.labels, self.device)
@@ -297,6 +296,12 @@ class Federation(Private):
         pool = self._pools[part]
         positions = torch.from_numpy(self.split.part(part, client).astype(np.int64)).to(self.device)
         return Examples(pool.images[positions], pool.labels[positions])
+
+
+def client_names(dataset: Dataset, clients: int) -> list[str]:
+    """Of members, or numbered."""
+    width = max(3, len(str(clients - 1)))
+    return [member.name for member in dataset.members] or [f"client-{client:0{width}d}" for client in range(clients)]
 
 
 def _on_device(images: npt.NDArray[np.uint8], labels: Labels, device: torch.device) -> Examples:

@@ -22,7 +22,7 @@ def shared_state(state: State) -> State:
 
 def welcome(method: Method[Any], state: Any, site: ClientSite, rounds: int = ROUNDS) -> Visited:
     """A newcomer's personal model."""
-    answer = method.welcome(state, site.name, site, rounds)
+    answer = method.at(site.name).welcome(state, site.name, site, rounds)
     if answer.model is None or answer.report.arrays or answer.report.facts:
         raise ClientFailed(f"{site.name}: a newcomer must end with a personal model and send nothing", client=site.name)
     return Visited(answer, site.clock.seconds, process_memory_mb())

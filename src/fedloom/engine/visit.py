@@ -42,7 +42,7 @@ def visit(
     site = ClientSite(instruction.client, data, memory, Stopwatch(entered, own_seconds), hardware)
     who = f"{instruction.client}, round {instruction.round}"
     try:
-        answer = method.answer(instruction, site)
+        answer = method.at(instruction.client).answer(instruction, site)
         answer = replace(answer, diary=replace(answer.diary, scored_macs=site.work.scored_macs))
     except FedloomError:
         raise

@@ -27,6 +27,7 @@ from fedloom.data.readers import Dataset
 from fedloom.engine.base import ENGINES
 from fedloom.engine.store import FEDERATION
 from fedloom.files import read_plain, write_file
+from fedloom.spaces.budget import BudgetSettings
 
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a folder and a file are named after a site
@@ -112,6 +113,21 @@ class Agreement:
 
 
 @dataclass(frozen=True)
+class SiteBudget:
+    """The table [budget] of SITE.toml: limits of this site alone, below those of its tier. They never leave it."""
+
+    parameters: float = setting(0.0, "most parameters of this site's network; 0: no limit", low=0)
+    macs: float = setting(0.0, "most multiply-accumulates of this site's network for one image; 0: no limit", low=0)
+    memory_mb: float = setting(0.0, "most megabytes to train this site's network; 0: no limit", low=0)
+    latency_ms: float = setting(0.0, "most milliseconds for one image, by latency_table, or else measured here; 0: no limit", low=0)
+    latency_table: str = setting("", "file that `fedloom latency` wrote on the device that latency_ms is about", path=True)
+
+    def limits(self) -> BudgetSettings | None:
+        """Nothing without any."""
+        return BudgetSettings(**asdict(self)) if self != SiteBudget() else None
+
+
+@dataclass(frozen=True)
 class SiteSettings:
     """SITE.toml; paths are relative to the file."""
 
@@ -133,6 +149,7 @@ class SiteSettings:
         True, "random draws mix in a secret of this site; false: they are those of a rehearsal, and the server can repeat them"
     )
     onnx: bool = setting(True, "export the personal model to ONNX at the end, which takes some seconds")
+    budget: SiteBudget = field(default_factory=SiteBudget)
 
     def own_folder(self, federation: str) -> Path:
         """Where all that this site keeps of a federation lies."""
@@ -224,6 +241,12 @@ def _check_real(path: Path, settings: Settings) -> None:
     """What can be simulated only."""
     if settings.hardware != HardwareSettings():
         raise InvalidConfig(f"{path}: [hardware] simulates machines, and here they are real. Leave it out", key="hardware")
+    if settings.budget.lists and not settings.budget.tiers:
+        what = "budget.* has a limit for each tier, and nothing says which site is of which tier"
+        raise InvalidConfig(f"{path}: {what}. Set budget.tiers, a number for each site in alphabetical order", key="budget.tiers")
+    if settings.budget.latency_table:
+        what = "a latency table is about one device, and FEDERATION.toml is for all of them"
+        raise InvalidConfig(f"{path}: {what}. Set budget.latency_table in SITE.toml", key="budget.latency_table")
     if settings.split.test or settings.split.server:
         what = "a site's test images are in its folder and the server's in data.server. Leave split.test and split.server out"
         raise InvalidConfig(f"{path}: {what}", key="split")

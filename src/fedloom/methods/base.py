@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest
@@ -38,6 +38,7 @@ class SharedState(ServerState, Protocol):
 
 
 Shared = TypeVar("Shared", bound=SharedState)
+Made = TypeVar("Made", bound=Method[Any])
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class FederatedMethod(Method[State]):
 
     settings: Any
     tools: Tools
+
+    def at(self, client: str) -> Self:
+        return own_half(self, client)
 
     @abstractmethod
     def instruct(self, state: State, client: str, action: str) -> Instruction:
@@ -67,10 +71,14 @@ class FederatedMethod(Method[State]):
 class AveragingMethod(FederatedMethod[Shared]):
     """All clients receive the same weights, and these move by the mean of the updates, by the rule that ``settings.averaging`` names.
 
-    A state with a field ``carried`` (named arrays, empty at first) can have what ``[averaging]`` offers besides."""
+    A state with a field ``carried`` (named arrays, empty at first) can have what ``[averaging]`` offers besides. Where the weights are a
+    supernet's (``in_parts``), a client whose budget reaches only a part of it receives and returns that part."""
+
+    in_parts: ClassVar[bool] = False
 
     def instruct(self, state: Shared, client: str, action: str) -> Instruction:
-        return message(state, client, action, {"weights": state.weights})
+        weights = self.tools.within_reach(state.weights, client) if self.in_parts else state.weights
+        return message(state, client, action, {"weights": weights})
 
     def absorb(self, state: Shared, reports: Sequence[Report]) -> Shared:
         known: Arrays = getattr(state, "carried", {})
@@ -88,9 +96,25 @@ class AveragingMethod(FederatedMethod[Shared]):
 
     def _change(self, reports: Sequence[Report]) -> Arrays:
         """The mean of their updates."""
-        coverage = [report.arrays["coverage"] for report in reports] if "coverage" in self.uploads else []
+        coverage = [self._whole(report, "coverage") for report in reports] if "coverage" in self.uploads else []
         examples = [float(report.facts["examples"]) for report in reports]
-        return AVERAGING[self.settings.averaging].make([report.arrays["update"] for report in reports], coverage, examples)
+        return AVERAGING[self.settings.averaging].make([self._whole(report, "update") for report in reports], coverage, examples)
+
+    def _whole(self, report: Report, name: str) -> Arrays:
+        arrays = report.arrays[name]
+        return self.tools.merged(arrays, report.client) if self.in_parts else arrays
+
+
+def own_half(method: Made, client: str) -> Made:
+    """A method with the tools of one client; the same object for all clients of a tier."""
+    known: Any = method
+    tools: Tools = known.tools.of(client)
+    if tools is known.tools:
+        return method
+    if "method" not in tools.__dict__ or tools.__dict__["method"][0] is not method:
+        tools.__dict__["method"] = (method, replace(known, tools=tools))
+    found: Made = tools.__dict__["method"][1]
+    return found
 
 
 def without_sum(reports: Sequence[Report]) -> tuple[list[Report], Arrays | None]:

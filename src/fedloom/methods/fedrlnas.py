@@ -78,7 +78,7 @@ class FedRLNAS(SearchThenTrain[FedRLNASState]):
         return round(self.settings.warmup * self.tools.rounds)
 
     def subnet(self, state: FedRLNASState, client: str, final: bool) -> Architecture:
-        space, logits = self.tools.space, state.policy["table"][0]
+        space, logits = self.tools.space_of(client), state.policy["table"][0]
         if final or state.round >= self.searched:
             return policies.most_likely(space, logits)
         return policies.drawn(space, logits, rng(state.seed, state.round, client, "architecture"))

@@ -59,6 +59,7 @@ class FixedNetwork(AveragingMethod[Fixed]):
 
     settings: Any
 
+    one_network: ClassVar[bool] = True
     state: ClassVar[type[Any]]  # a method's own: a run's file says whose state it holds
     uploads: ClassVar[Manifest] = {
         "update": Upload("what local training changed in the shared network", like="weights"),
@@ -67,7 +68,7 @@ class FixedNetwork(AveragingMethod[Fixed]):
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> Fixed:
-        architecture = self.tools.space.find(self.settings.architecture, rng(seed, "architecture"))
+        architecture = self.tools.one_for_all(self.settings.architecture, rng(seed, "architecture"))
         state: Fixed = self.state(0, seed, architecture.id, frozen(self.tools.initial_network(seed, architecture)))
         return state
 

@@ -112,7 +112,7 @@ class Hapfnas(FederatedMethod[HapfnasState]):
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> HapfnasState:
         self._images()  # refuses to start without
-        if self.settings.macs and isinstance(self.tools.space, Bounded):
+        if self.settings.macs and self.tools.limited:
             raise InvalidConfig("hapfnas.macs and budget.* both limit what clients may have. Set one of them", key="hapfnas.macs")
         for limit in self.settings.macs:
             self._within(limit)  # refuses limits that nothing keeps
@@ -131,7 +131,7 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         if action == TRAIN and state.round < self.supernet_rounds:
             task, weights = KNOWLEDGE, state.knowledge
         elif known is None:
-            weights, numbers = state.supernet, [int(count) for count in state.examples.values()]
+            weights, numbers = self.tools.within_reach(state.supernet, client), [int(count) for count in state.examples.values()]
             facts = {"fewest": min(numbers, default=0), "most": max(numbers, default=0)}
         else:
             task, architecture = SUBNET, self.tools.space.canonical(known)
@@ -201,7 +201,7 @@ class Hapfnas(FederatedMethod[HapfnasState]):
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
         tools, data, final = self.tools, site.data, instruction.action == FINISH
         task = str(instruction.facts["task"])
-        own: Weights = tools.tensors(instruction.arrays["weights"])
+        own: Weights = (tools.received if task == SEARCH else tools.tensors)(instruction.arrays["weights"])
         architecture = tools.space.canonical(instruction.arrays["architecture"]["choices"])
         notes, scored = {"knowledge": float(task == KNOWLEDGE)}, 0
         if task == SEARCH:

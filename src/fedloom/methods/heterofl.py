@@ -68,6 +68,9 @@ class HeteroFL(SubnetMethod[HeteroFLState]):
     def start(self, seed: int) -> HeteroFLState:
         if not self.settings.widths:
             raise InvalidConfig("heterofl.widths is empty. Give the share of each tier, such as [1, 0.5, 0.25]", key="heterofl.widths")
+        budgets = self.tools.fleet.tiers if self.tools.fleet else ()
+        for number, share in enumerate(self.settings.widths) if budgets else ():
+            budgets[number % len(budgets)].space.find(self.slice(seed, share).id, rng(seed))  # refuses what is over the tier's budget
         return super().start(seed)
 
     def subnet(self, state: HeteroFLState, client: str, final: bool) -> Architecture:

@@ -13,7 +13,7 @@ from fedloom.core.messages import FINISH, Instruction, Report
 from fedloom.core.method import Answer, Method
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.settings import setting
-from fedloom.methods.base import METHODS
+from fedloom.methods.base import METHODS, own_half
 from fedloom.training.local import Trained
 from fedloom.training.recipe import rate_of
 from fedloom.training.tools import Tools
@@ -43,10 +43,11 @@ class Local(Method[LocalState]):
     tools: Tools
 
     uploads: ClassVar[Manifest] = {}
+    one_network: ClassVar[bool] = True
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> LocalState:
-        return LocalState(0, seed, self.tools.space.find(self.settings.architecture, rng(seed, "architecture")).id)
+        return LocalState(0, seed, self.tools.one_for_all(self.settings.architecture, rng(seed, "architecture")).id)
 
     def plan(self, state: LocalState, clients: Sequence[str]) -> list[Instruction]:
         return []
@@ -62,6 +63,9 @@ class Local(Method[LocalState]):
         return Instruction(client, state.round, FINISH, derive_seed(state.seed, client), facts=facts)
 
     # -- client ---------------------------------------------------------------
+    def at(self, client: str) -> Local:
+        return own_half(self, client)
+
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
         tools, seed = self.tools, int(instruction.facts["seed"])
         architecture = Architecture.parse(str(instruction.facts["architecture"]))

@@ -146,12 +146,12 @@ class PerFedRLNAS(FederatedMethod[PerFedRLNASState]):
     def drawn(self, state: PerFedRLNASState, client: str) -> Architecture:
         """What this round draws for a client; the same each time it is asked."""
         draw = rng(state.seed, state.round, client, "architecture")
-        return policies.drawn(self.tools.space, self._policy(state, client)[0], draw)
+        return policies.drawn(self.tools.space_of(client), self._policy(state, client)[0], draw)
 
     def chosen(self, state: PerFedRLNASState, client: str) -> Architecture:
         """The most likely architecture of a client."""
         logits = self._policy(state, client)[0] if client in state.policies else self._usual(state)
-        return policies.most_likely(self.tools.space, logits)
+        return policies.most_likely(self.tools.space_of(client), logits)
 
     def _moved(self, known: policies.Policy, architecture: Architecture, reward: float, visit: int) -> policies.Policy:
         moved = policies.moved(self.tools.space, known, architecture, reward, visit, self.settings.rate)

@@ -156,6 +156,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
     settings: PerFedSDESettings
 
     search: ClassVar[str] = "client"
+    in_parts: ClassVar[bool] = True
 
     @property
     def uploads(self) -> Manifest:
@@ -199,7 +200,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        settings, received = self.settings, self.tools.tensors(instruction.arrays["weights"])
+        settings, received = self.settings, self.tools.received(instruction.arrays["weights"])
         if instruction.action == FINISH:
             return self._settle(instruction, site, received)
         training = Epochs(
@@ -271,7 +272,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         best = found.population[0].architecture if found.population else self._anchor
         assert best
         diary, _ = tools.test(site, best, tools.supernet.plain(weights, best), training.macs)
-        stored = sum(tensor.numel() for tensor in weights.values())
+        stored = tools.reach.entries if tools.reach else sum(tensor.numel() for tensor in weights.values())
         diary = replace(
             diary,
             evaluated_architectures=found.scored,
@@ -279,7 +280,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
             notes={"covered_share": covered_share(coverage, update), **found.scores, **self._notes(found, best)},
         )
         facts = {"examples": len(site.data.train)}
-        arrays = {name: group for name, group in (("update", update), ("coverage", coverage)) if name in self.uploads}
+        arrays = {name: tools.returned(group) for name, group in (("update", update), ("coverage", coverage)) if name in self.uploads}
         return Answer(Report(instruction.client, instruction.round, arrays, facts), found.memory, diary)
 
     def _settle(self, instruction: Instruction, site: ClientSite, weights: Weights) -> Answer:

@@ -43,7 +43,6 @@ from fedloom.maths.averaging import WHOLE
 from fedloom.maths.perturbation import Kept, Rank, decide_edges, decided, prune_nodes
 from fedloom.maths.relaxation import strongest
 from fedloom.methods.base import METHODS, AveragingMethod
-from fedloom.spaces.budget import Bounded
 from fedloom.spaces.genotype import EDGES, NODES
 from fedloom.supernets.base import Weights
 from fedloom.training.mixtures import Mixtures
@@ -102,7 +101,7 @@ class Spider(AveragingMethod[SpiderState]):
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> SpiderState:
-        if isinstance(self.tools.space, Bounded):
+        if self.tools.limited:
             cure = "Remove budget.*, or choose another method"
             raise InvalidConfig(f"spider decides edge by edge and cannot keep a budget. {cure}", key="budget")
         if self.settings.prune and not self.mixtures.has_none:

@@ -34,9 +34,12 @@ def reported(known: Arrays, reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def tier_of(tools: Tools, known: Arrays, seed: int, client: str, count: int) -> int | None:
-    """Of hardware, once the client has reported it, and nothing before. Where all devices are alike it is drawn, for the whole run."""
+    """Of hardware, once the client has reported it, and nothing before. Tiers with budgets are public. Where all devices are alike it is
+    drawn, for the whole run."""
     if tools.tiers == 1:
         return int(rng(seed, client, TIER).integers(count))
+    if tools.fleet:
+        return tools.fleet.tier_of.get(client)
     return int(known[client]) if client in known else None
 
 

@@ -161,7 +161,7 @@ class Candidates:
 
     def _counted(self, source: Iterator[Architecture], members: set[Architecture]) -> Iterator[Architecture]:
         """The same source, with what is drawn from it counted for ``notes``."""
-        for architecture in source:
+        for architecture in map(self.space.near, source):
             self._distinct.add(architecture)
             self._drawn += 1
             self._known += architecture in members

@@ -286,6 +286,10 @@ class SearchSpace(ABC):
         top = self.sizes - 1
         return self.canonical(np.clip(np.rint(np.nan_to_num(np.asarray(genes, float), posinf=1, neginf=0) * top), 0, top).astype(int))
 
+    def near(self, architecture: Architecture) -> Architecture:
+        """The same, or what is near it among the choices that there are for whoever has this space."""
+        return architecture
+
     def fits(self, architecture: Architecture) -> bool:
         """Whether it is within the budget; all are, where there is none."""
         return True

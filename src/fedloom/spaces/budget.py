@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,14 +24,75 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    parameters: float = setting(0.0, "most parameters of a client's network; 0: no limit", low=0)
-    macs: float = setting(0.0, "most multiply-accumulates of a client's network for one image; 0: no limit", low=0)
-    memory_mb: float = setting(
-        0.0, "most megabytes to train a client's network: weights, gradients, momenta, activations of a batch; 0: no limit", low=0
+    parameters: float | tuple[float, ...] = setting(
+        0.0, "most parameters of a client's network; 0: no limit; a list: for each tier of clients", low=0
     )
-    latency_ms: float = setting(
-        0.0, "most milliseconds for one image, measured here, so a run does not repeat bit by bit; 0: no limit", low=0
+    macs: float | tuple[float, ...] = setting(
+        0.0, "most multiply-accumulates of a client's network for one image; 0: no limit; a list: for each tier", low=0
     )
+    memory_mb: float | tuple[float, ...] = setting(
+        0.0,
+        "most megabytes to train a client's network: weights, gradients, momenta, activations of a batch; 0: no limit; "
+        "a list: for each tier",
+        low=0,
+    )
+    latency_ms: float | tuple[float, ...] = setting(
+        0.0,
+        "most milliseconds for one image, from latency_table, or else measured here: such a run does not repeat bit by bit; 0: no limit; "
+        "a list: for each tier",
+        low=0,
+    )
+    supernet: float | tuple[float, ...] = setting(
+        0.0,
+        "most parameters of the supernet that a client receives and returns, and that its networks lie in; 0: all that its other limits "
+        "reach; a list: for each tier",
+        low=0,
+    )
+    latency_table: str | tuple[str, ...] = setting(
+        "",
+        "file that `fedloom latency` wrote on the device that latency_ms is about; empty: measured here; a list: for each tier",
+        path=True,
+    )
+    tiers: tuple[int, ...] = setting(
+        (), "tier of each client, from 0, in the order of their names; empty: spread evenly, in an order that follows from the seed", low=0
+    )
+
+    @property
+    def in_tiers(self) -> bool:
+        """Whether clients may receive parts of a supernet."""
+        return bool(self.lists or self.supernet)
+
+    @property
+    def lists(self) -> dict[str, tuple[Any, ...]]:
+        """What is set for each tier."""
+        named = ((item.name, getattr(self, item.name)) for item in fields(self) if item.name != "tiers")
+        return {name: value for name, value in named if isinstance(value, tuple)}
+
+    def of_tier(self, tier: int) -> BudgetSettings:
+        """What holds for the clients of a tier, those limits that hold for all included."""
+        return replace(self, tiers=(), **{name: values[tier % len(values)] for name, values in self.lists.items()})
+
+    def of_all(self) -> BudgetSettings:
+        """The limits that are the same for all clients."""
+        known: dict[str, Any] = {item.name: item.default for item in fields(self) if item.name in self.lists}
+        if "latency_table" in known:
+            known["latency_ms"] = 0.0
+        return replace(self, tiers=(), **known)
+
+
+def tier_count(budget: BudgetSettings) -> int:
+    return max((len(values) for values in budget.lists.values()), default=1)
+
+
+def check_tiers(budget: BudgetSettings, tiers: int, clients: int) -> None:
+    """Refuses lists that do not describe so many tiers and clients."""
+    for name, values in budget.lists.items():
+        if len(values) not in (1, tiers):
+            what = f"budget.{name} has {len(values)} entries where there are {tiers} tiers"
+            raise InvalidConfig(f"{what}. Give one for each tier, or one for all", key=f"budget.{name}")
+    if budget.tiers and (len(budget.tiers) != clients or max(budget.tiers) >= tiers):
+        what = f"budget.tiers must have {clients} numbers below {tiers}, the tier of each client"
+        raise InvalidConfig(f"{what}, and has {list(budget.tiers)}", key="budget.tiers")
 
 
 def training_memory_mb(cost: Cost, stored: int, batch: int, moments: int = 1) -> float:
@@ -52,34 +113,53 @@ class Limit:
     unit: str
     measured: bool = False  # by a clock, so that it differs from time to time
     table: str = "budget"  # of the settings, that it was set in
+    tier: str = ""  # such as [1], where it is of one tier
+    nearest: Callable[[Architecture], Architecture] | None = None  # what keeps this line and is near an architecture, where that is known
 
     def needed(self, architecture: Architecture) -> str:
         """In words, never rounded to less: the number shown is one that suffices."""
         return f"{_number(math.ceil(self.need(architecture) * 1000) / 1000)} {self.unit}"
 
     def __str__(self) -> str:
-        return f"{self.table}.{self.name} ({_number(self.most)})"
+        return f"{self.table}.{self.name}{self.tier} ({_number(self.most)})"
 
 
 def bounded(space: SearchSpace, budget: BudgetSettings, batch: int, latency_ms: Need, moments: int = 1) -> SearchSpace:
-    """The part of a space within a budget; the space itself, draws and all, without one.
+    """The part of a space within a budget; the space itself, draws and all, without one. See ``limits_of``."""
+    return narrowed(space, limits_of(space, budget, batch, latency_ms, moments))
 
-    batch, moments: examples per training step and numbers that its optimiser keeps for each weight, for the memory. latency_ms: measures
-    an architecture; asked last, and only if there is a limit.
+
+def narrowed(space: SearchSpace, limits: Sequence[Limit]) -> SearchSpace:
+    """A space within further limits."""
+    if not limits:
+        return space
+    return Bounded(space.whole, (*space.limits, *limits)) if isinstance(space, Bounded) else Bounded(space, tuple(limits))
+
+
+def limits_of(
+    space: SearchSpace, budget: BudgetSettings, batch: int, latency_ms: Need, moments: int = 1, tier: str = ""
+) -> tuple[Limit, ...]:
+    """The lines of a budget without lists.
+
+    batch, moments: examples per training step and numbers that its optimiser keeps for each weight, for the memory. latency_ms: of an
+    architecture, measured or from a table; asked last, and only if there is a limit. tier: in words, for whom it holds.
     """
 
     def memory_mb(architecture: Architecture) -> float:
         cost = space.cost(architecture)
         return training_memory_mb(cost, cost.parameters, batch, moments)
 
+    def limit(name: str, need: Need, unit: str, measured: bool = False) -> Limit:
+        return Limit(name, getattr(budget, name), need, unit, measured, tier=tier)
+
+    common = macs_limit(space, 0)
     lines = (
-        Limit("parameters", budget.parameters, lambda architecture: space.cost(architecture).parameters, "parameters"),
-        macs_limit(space, budget.macs),
-        Limit("memory_mb", budget.memory_mb, memory_mb, "MB to train it"),
-        Limit("latency_ms", budget.latency_ms, latency_ms, "ms for an image", measured=True),
+        limit("parameters", lambda architecture: space.cost(architecture).parameters, "parameters"),
+        limit("macs", common.need, common.unit),
+        limit("memory_mb", memory_mb, "MB to train it"),
+        limit("latency_ms", latency_ms, "ms for an image", measured=not budget.latency_table),
     )
-    limits = tuple(limit for limit in lines if limit.most)
-    return Bounded(space, limits) if limits else space
+    return tuple(limit for limit in lines if limit.most)
 
 
 def macs_limit(space: SearchSpace, most: float, table: str = "budget") -> Limit:
@@ -109,14 +189,26 @@ class Bounded(SearchSpace):
             needed = f"the architecture named smallest needs {broken.needed(whole.named['smallest'])}"
             cure = "Raise the budget (0 is no limit), or make the space smaller by the settings in its table"
             raise InvalidConfig(f"{broken} is too little for {self.name}: {needed}. {cure}", key=f"{broken.table}.{broken.name}")
+        self._nearest = [limit.nearest for limit in limits if limit.nearest]
 
     # -- the budget ---------------------------------------------------------
     def broken(self, architecture: Architecture) -> Limit | None:
         """The first limit that an architecture exceeds."""
         return next((limit for limit in self.limits if limit.need(architecture) > limit.most), None)
 
+    @property
+    def repeatable(self) -> Bounded | None:
+        """Within the limits that are the same wherever they are worked out; nothing without any."""
+        same = tuple(limit for limit in self.limits if not limit.measured)
+        return Bounded(self.whole, same) if same else None
+
     def fits(self, architecture: Architecture) -> bool:
         return self.broken(architecture) is None
+
+    def near(self, architecture: Architecture) -> Architecture:
+        for nearest in self._nearest:
+            architecture = nearest(architecture)
+        return architecture
 
     # -- draws ----------------------------------------------------------------
     def sample(self, rng: np.random.Generator) -> Architecture:
@@ -145,7 +237,7 @@ class Bounded(SearchSpace):
 
     def _repeated(self, draw: Callable[[], Architecture], rng: np.random.Generator) -> Architecture:
         for _ in range(TRIES):
-            architecture = draw()
+            architecture = self.near(draw())
             if self.fits(architecture):
                 return architecture
         return self.reduced(architecture, rng)
@@ -155,6 +247,7 @@ class Bounded(SearchSpace):
 
         Found by bisection. Costs need not fall with every gene; one step before what is returned, it did not fit.
         """
+        architecture = self.near(architecture)
         if self.fits(architecture):
             return architecture
         order = rng.permutation(len(self._smallest))

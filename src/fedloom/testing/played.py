@@ -33,16 +33,20 @@ class Played:
         return ClientSite(client, self.federation.data_of(client), memory or self.memories.get(client, ClientMemory()))
 
     def answer(self, instruction: Instruction, memory: ClientMemory | None = None) -> Answer:
-        answer = self.method.answer(instruction, self.site(instruction.client, memory))
+        answer = self.method.at(instruction.client).answer(instruction, self.site(instruction.client, memory))
         assert isinstance(answer, Answer), f"answer must return an Answer, not {type(answer).__name__}"
         return answer
 
     def round(self) -> list[Answer]:
         instructions = self.method.plan(self.state, self.federation.names)
         answers = [self.answer(instruction) for instruction in instructions]
+        self.absorb(instructions, answers)
+        return answers
+
+    def absorb(self, instructions: list[Instruction], answers: list[Answer]) -> None:
+        """The end of a round."""
         self.state = self.method.absorb(self.state, [answer.report for answer in answers])
         self._keep(instructions, answers)
-        return answers
 
     def farewell(self, client: str) -> Answer:
         instruction = self.method.farewell(self.state, client)

@@ -19,11 +19,13 @@ from fedloom.core.server_site import ServerImages
 from fedloom.core.sharing import once
 from fedloom.maths.averaging import Rule
 from fedloom.spaces.base import SearchSpace
-from fedloom.spaces.budget import training_memory_mb
+from fedloom.spaces.budget import Bounded, training_memory_mb
 from fedloom.supernets.base import Supernet, Weights
 from fedloom.supernets.elastic import sent
 from fedloom.supernets.normalisation import Statistics
+from fedloom.supernets.reach import Reach
 from fedloom.training.finetuning import Finalist, Finetuning
+from fedloom.training.fleet import Fleet
 from fedloom.training.holds import Part, Pull
 from fedloom.training.local import Trained, Trainer
 from fedloom.training.packed import Packed
@@ -49,8 +51,12 @@ class Tools:
     server: ServerImages | None = None
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
     clients: int = 0  # of the federation, drawn in a round or not
-    tiers: int = 1  # of hardware
+    tiers: int = 1  # of hardware and budgets
+    fleet: Fleet | None = None  # where budgets differ from tier to tier
+    reach: Reach | None = None  # part of the supernet that a client of such a fleet receives and returns; nothing: all of it
     _sent: dict[str, tuple[Arrays, Weights]] = field(default_factory=dict, repr=False, compare=False)  # the last arrays, on the device
+    _cut: dict[int, tuple[Arrays, Arrays]] = field(default_factory=dict, repr=False, compare=False)  # the last ones, by part; 0: placed
+    _of: dict[int, Tools] = field(default_factory=dict, repr=False, compare=False)  # tools of clients, by their tier
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -67,6 +73,34 @@ class Tools:
     @cached_property
     def server_steps(self) -> ServerSteps:
         return ServerSteps(self.averaging, self.rounds)
+
+    # -- what a client may have -------------------------------------------------
+    def of(self, client: str) -> Tools:
+        """The tools of one client: all that it draws is within its own budget."""
+        if self.fleet is None:
+            return self
+        tier = self.fleet.of(client)
+        if id(tier) not in self._of:
+            own = replace(self, space=tier.space, reach=tier.reach, _sent={}, _cut={})
+            own.__dict__.update(trainer=self.trainer, scorer=self.scorer)  # which are all clients': what they ask for is done together
+            self._of[id(tier)] = own
+        return self._of[id(tier)]
+
+    def space_of(self, client: str) -> SearchSpace:
+        """What a client may have, for a server that chooses for it."""
+        return self.space if self.fleet is None else self.fleet.of(client).space
+
+    @property
+    def limited(self) -> bool:
+        """Whether some client has a budget."""
+        return isinstance(self.space, Bounded) or self.fleet is not None
+
+    def one_for_all(self, text: str, rng: np.random.Generator) -> Architecture:
+        """An architecture by name or id that every client may have; refused if one may not."""
+        found = self.space.find(text, rng)
+        for tier in self.fleet.tiers if self.fleet else ():
+            tier.space.find(found.id, rng)
+        return found
 
     # -- messages and tensors --------------------------------------------------
     def tensors(self, arrays: Arrays) -> Weights:
@@ -107,6 +141,34 @@ class Tools:
         return {**self.supernet.initial(derive_seed(seed, "weights")), **self.start}
 
     # -- parts of a supernet in messages ------------------------------------------
+    def within_reach(self, weights: Arrays, client: str) -> Arrays:
+        """What a client receives of a supernet; clients of a tier the same arrays."""
+        reach = self.fleet.of(client).reach if self.fleet else None
+        if reach is None:
+            return weights
+        known = self._cut.get(id(reach))
+        if known is None or known[0] is not weights:
+            known = self._cut[id(reach)] = (weights, frozen(reach.cut(weights)))
+        return known[1]
+
+    def received(self, arrays: Arrays) -> Weights:
+        """A supernet on the device, from what a client received of it; where it received nothing there are zeros, which nothing reads."""
+        if self.reach is None:
+            return self.tensors(arrays)
+        known = self._cut.get(0)
+        if known is None or known[0] is not arrays:
+            known = self._cut[0] = (arrays, frozen(self.reach.placed(arrays)))
+        return self.tensors(known[1])
+
+    def returned(self, arrays: Arrays) -> Arrays:
+        """What leaves a client of arrays of the supernet: its part."""
+        return arrays if self.reach is None else self.reach.cut(arrays)
+
+    def merged(self, arrays: Arrays, client: str) -> Arrays:
+        """What a client returned, as arrays of the whole supernet."""
+        reach = self.fleet.of(client).reach if self.fleet else None
+        return arrays if reach is None else reach.placed(arrays)
+
     def part_of(self, weights: Arrays, architecture: Architecture) -> Arrays:
         """The entries of a supernet that an architecture uses."""
         return frozen({name: weights[name][region] for name, region in self.supernet.regions(architecture).items()})
@@ -206,6 +268,7 @@ class Tools:
         that was not trained on the client's data.
         """
         self._check_finite(site, plain)
+        self._check_budget(site, architecture)
         if not (self.training.rejoin and again):
             return self._kept(site, architecture, plain, macs, site.data.train)
         joined = self.rejoined(site)
@@ -229,6 +292,13 @@ class Tools:
         """A client's training and validation images together."""
         train, validation = site.data.train, site.data.validation
         return Examples(torch.cat([train.images, validation.images]), torch.cat([train.labels, validation.labels]))
+
+    def _check_budget(self, site: ClientSite, architecture: Architecture) -> None:
+        """Measured limits aside, which change from time to time."""
+        counted = self.space.repeatable if isinstance(self.space, Bounded) else None
+        if broken := counted and counted.broken(architecture):
+            what = f"its network needs {broken.needed(architecture)}, and {broken} is its limit"
+            raise ClientFailed(f"{site.name}: {what}. The method does not keep budgets; choose another", client=site.name)
 
     @staticmethod
     def _check_finite(site: ClientSite, plain: Weights) -> None:

@@ -58,7 +58,7 @@ def serve(agreement: Agreement, watcher: Watcher, say: Callable[[str], None]) ->
     folder = Path(own.folder or Path("runs") / agreement.members.name)
     store = Store(folder)
     device = torch.device("cpu")  # it averages
-    built = build(settings, agreement.images(serving=True), device, Path(settings.weights))
+    built = build(settings, agreement.images(serving=True), device, Path(settings.weights), clients=agreement.sites)
     method, initial = built.method, built.method.start(settings.seed)
     account = Account(settings.privacy, settings.participants)
     store.claim()

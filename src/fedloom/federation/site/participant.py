@@ -15,6 +15,7 @@ import torch
 from fedloom.assemble.builder import build
 from fedloom.assemble.environment import usable_device
 from fedloom.assemble.simulation import run_facts
+from fedloom.config import tier_of_each
 from fedloom.core.client_site import ClientData, Examples
 from fedloom.core.errors import BadMessage, InvalidConfig, UnusableFormat
 from fedloom.core.messages import FINISH, TRAIN, Instruction, Report
@@ -59,13 +60,19 @@ class Participant:
             torch.set_num_threads(self.settings.threads)
         device = usable_device(self.settings.device)
         settings, images = self.agreement.settings, self.agreement.images()
-        built = self._built = build(settings, images, device)
+        private = self.settings.budget.limits()
+        built = self._built = build(settings, images, device, clients=self.agreement.sites, private=private)
         self.method = built.method
+        if private:
+            self._check_choice()
         self.data = own_data(self.settings, self.agreement, device)
         protection = Protection(settings.privacy, settings.participants, lambda report: secrets.token_bytes(32))  # nobody can know it
         self._sums = sums_of(settings.privacy, self.method, settings.participants)
         keep, facts = self.store.append, built.model_facts
-        self._records = ClientRecords(self.method, self.store, facts, lambda entry: keep([entry]), protection=protection, sums=self._sums)
+        hardware = tier_of_each(settings, self.agreement.sites) if settings.budget.in_tiers else {}
+        self._records = ClientRecords(
+            self.method, self.store, facts, lambda entry: keep([entry]), hardware, protection=protection, sums=self._sums
+        )
         if self._sums:
             own = self.settings.name, self.key, self.agreement.digest, self.agreement.fingerprints
             self._member = Member(*own, self._sums, self.store.folder)
@@ -74,6 +81,17 @@ class Participant:
         self.answers.check()
         self._secret = own_secret(self.store.folder) if self.settings.secret else ""
         self.done = any(entry.final for entry in self.store.read_ledger())  # all that is left is to settle
+
+    def _check_choice(self) -> None:
+        """Refuses a budget of this site alone where the server chooses its network, which may be over it."""
+        method, run = self.method.at(self.settings.name), self.agreement.settings
+        if method.search == "client":
+            return
+        if not method.one_network:
+            what = f"The server of {run.method} chooses this site's networks and does not know [budget] of SITE.toml"
+            cure = "Agree on a tier with that budget (budget.* and budget.tiers in FEDERATION.toml), or on a method that searches at sites"
+            raise InvalidConfig(f"{what}. {cure}", key="budget")
+        method.start(run.seed)  # refuses a network that is over the budget
 
     def answer(self, data: bytes) -> bytes:
         """The signed report to an instruction, or a refusal that says why. The same instruction again gets the same report again."""

@@ -51,7 +51,7 @@ def own_record(settings: SiteSettings) -> Record:
         spent = Account(run.privacy, run.participants).at_site(sum(UPDATE in entry.uploads for entry in entries))
     except InvalidConfig as error:  # a site takes part without an accountant
         spent, remarks = {}, [*remarks, str(error)]
-    method = build(run, agreement.images(), torch.device("cpu")).method
+    method = build(run, agreement.images(), torch.device("cpu"), clients=agreement.sites).method
     return Record(name, agreement.members.name, method.uploads, run.privacy, spent, entries, remarks)
 
 
