@@ -59,8 +59,8 @@ class Method(ABC, Generic[State]):
 
     The rest has defaults: ``search``, where personal architectures are searched (client, server, or none where all clients have the
     same), ``spaces``, names of the search spaces the method is defined on (empty: any), ``tiny_needs``, settings that its tests need
-    besides its own (``{"split.server": 0.02}``), ``sums_parts``, ``summand``, ``initial``, ``at``, ``welcome``, ``supernet_of``, ``epochs`` and
-    ``check_tiers``.
+    besides its own (``{"split.server": 0.02}``), ``sums_parts``, ``summand``, ``initial``, ``at``, ``welcome``, ``supernet_of``,
+    ``epochs`` and ``check_tiers``.
     """
 
     search: ClassVar[str] = "none"
