@@ -14,10 +14,11 @@ from fedloom.commands import analyse
 from fedloom.commands.audit import audit
 from fedloom.commands.check import check
 from fedloom.commands.compare import compare
+from fedloom.commands.evaluate import evaluate, predict
 from fedloom.commands.federation import certs, serve, site
 from fedloom.commands.gain import gain
 from fedloom.commands.generators import generate, pretrain, pretrain_help
-from fedloom.commands.networks import draw, export, import_weights, predict
+from fedloom.commands.networks import draw, export, import_weights
 from fedloom.commands.newcomers import join
 from fedloom.commands.report import report
 from fedloom.commands.runs import resume, run, settings_help, show
@@ -35,7 +36,7 @@ app = typer.Typer(
 )
 # In the order of their use: a first run, what came of it, a real federation, what there is, and research.
 app.command(epilog=settings_help())(run)
-for command in (check, resume, show, report, compare, audit, export, predict, draw, serve, site, join, certs):
+for command in (check, resume, show, report, compare, audit, export, predict, evaluate, draw, serve, site, join, certs):
     app.command()(command)
 app.command("list")(list_)
 for further in (space, generate, gain):

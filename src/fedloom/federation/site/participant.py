@@ -39,6 +39,7 @@ from fedloom.federation.wire.signatures import signed
 from fedloom.files import write_file
 from fedloom.models.export import to_onnx
 from fedloom.models.personal import load_model
+from fedloom.training.judging import judge_model
 
 Say = Callable[[str], None]
 
@@ -65,7 +66,12 @@ class Participant:
         protection = Protection(settings.privacy, settings.participants, lambda report: secrets.token_bytes(32))  # nobody can know it
         self._sums = sums_of(settings.privacy, self.method, settings.participants)
         keep, facts = self.store.append, built.model_facts
-        self._records = ClientRecords(self.method, self.store, facts, lambda entry: keep([entry]), protection=protection, sums=self._sums)
+        self._records = ClientRecords(
+            *(self.method, self.store, facts, lambda entry: keep([entry])),
+            protection=protection,
+            sums=self._sums,
+            judge=lambda _, model: judge_model(built.tools, model, self.data),
+        )
         if self._sums:
             own = self.settings.name, self.key, self.agreement.digest, self.agreement.fingerprints
             self._member = Member(*own, self._sums, self.store.folder)
