@@ -17,7 +17,9 @@ import torch
 from fedloom.assemble.builder import Built, build
 from fedloom.assemble.environment import environment, usable_device
 from fedloom.config import Settings, from_run, map_paths, read_toml, tier_of_each, to_toml, without_components
+from fedloom.core.client_site import PersonalModel
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder, UnusablePlugin
+from fedloom.core.judgement import Judgement
 from fedloom.core.messages import Arrays
 from fedloom.core.method import Method
 from fedloom.core.reading import parse_json
@@ -36,6 +38,7 @@ from fedloom.engine.store import Spent, Store, how_to_go_on, of_federation
 from fedloom.engine.sums import SummedLink, sums_of
 from fedloom.engine.visit import ClientRecords, Simulation
 from fedloom.files import read_plain, write_file
+from fedloom.training.judging import judge_model
 from fedloom.training.tools import Tools
 
 WEIGHTS = Path("state") / "weights.safetensors"  # a run's own copy of what it started from: a resume needs nothing from elsewhere
@@ -187,7 +190,11 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
         hardware = tier_of_each(settings, federation.names)
         protection = Protection(settings.privacy, settings.participants, simulated(settings.seed))
         sums, deadline = sums_of(settings.privacy, built.method, settings.participants), settings.hardware.deadline
-        records = ClientRecords(built.method, store, built.model_facts, run.record, hardware, deadline, protection, sums)
+
+        def judged(client: str, model: PersonalModel) -> Judgement:
+            return judge_model(built.tools, model, federation.data_of(client))
+
+        records = ClientRecords(built.method, store, built.model_facts, run.record, hardware, deadline, protection, sums, judged)
         with _linked(settings, built, federation, records, watcher) as reached:
             link = with_absences(reached, hardware, settings.seed)
             return run.execute(SummedLink(link, sums) if sums else link)
@@ -203,6 +210,7 @@ def run_facts(settings: Settings, dataset: str, built: Built, device: torch.devi
         "space": settings.space,
         "dataset": dataset,
         "protocol": settings.protocol,
+        "classes": tuple(built.model_facts["classes"]),
         "environment": environment(device) | start,
     }
 

@@ -15,14 +15,15 @@ from fedloom.commands.audit import audit
 from fedloom.commands.check import check
 from fedloom.commands.compare import compare
 from fedloom.commands.data import download
+from fedloom.commands.evaluate import evaluate, predict
 from fedloom.commands.federation import certs, serve, site
 from fedloom.commands.gain import gain
 from fedloom.commands.generators import generate, pretrain, pretrain_help
-from fedloom.commands.networks import draw, export, import_weights, predict
+from fedloom.commands.networks import draw, export, import_weights
 from fedloom.commands.newcomers import join
 from fedloom.commands.report import report
 from fedloom.commands.runs import resume, run, settings_help, show
-from fedloom.commands.spaces import list_, space
+from fedloom.commands.spaces import latency, list_, space
 from fedloom.core.errors import FedloomError, printable, visible
 
 LONGEST = 4000  # characters of a refusal: it may quote what somebody else wrote
@@ -36,10 +37,10 @@ app = typer.Typer(
 )
 # In the order of their use: a first run, what came of it, a real federation, what there is, and research.
 app.command(epilog=settings_help())(run)
-for command in (check, resume, show, report, compare, audit, export, predict, draw, serve, site, join, certs):
+for command in (check, resume, show, report, compare, audit, export, predict, evaluate, draw, serve, site, join, certs):
     app.command()(command)
 app.command("list")(list_)
-for further in (download, space, generate, gain):
+for further in (download, space, latency, generate, gain):
     app.command()(further)
 app.add_typer(analyse.app, name="analyse")
 app.command(epilog=pretrain_help())(pretrain)

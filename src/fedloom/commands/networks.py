@@ -1,8 +1,7 @@
-"""The commands that take networks in and out: export, import-weights, predict, draw."""
+"""The commands that take networks in and out: export, import-weights, draw."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -16,9 +15,9 @@ from torch import nn
 
 from fedloom import config
 from fedloom.assemble import reopen_run, saved_outline
-from fedloom.commands.terminal import Plugins, PrintJson, TrustPlugins, say
+from fedloom.commands.terminal import Plugins, TrustPlugins, say
 from fedloom.config import space_settings
-from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusablePlugin
+from fedloom.core.errors import DamagedRun, InvalidConfig, UnusablePlugin
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
 from fedloom.data.members import read_member
@@ -27,8 +26,6 @@ from fedloom.files import write_file
 from fedloom.models import foreign
 from fedloom.models.export import FORMATS, INT8, to_int8
 from fedloom.models.personal import Facts, load_model, supernet_of
-from fedloom.models.predict import predict as judge
-from fedloom.models.predict import read_model
 from fedloom.models.supernet_weights import take_network
 from fedloom.report.drawing import draw as picture
 from fedloom.report.words import AT_SITES
@@ -82,7 +79,7 @@ def export(
     data = _Images(source, images, trust_plugins) if format == INT8 else None
     losses = []
     for name in clients:
-        network, facts = load_model(_model_of(source, name, trust_plugins))  # proves that the file is whole before it is handed on
+        network, facts = load_model(model_of(source, name, trust_plugins))  # proves that the file is whole before it is handed on
         target = (out or source / "models") / f"{name}.{ending}" if every else out or Path(f"{name}.{ending}")
         losses.append(_write(target, format, network, facts, data.of(name, facts) if data else None))
     if every and data:
@@ -133,7 +130,7 @@ def _clients_of(folder: Path) -> list[str]:
     """All that have a personal model."""
     known = sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
     if not known:
-        _model_of(folder, "", trust_plugins=False)  # says why
+        model_of(folder, "", trust_plugins=False)  # says why
     return known
 
 
@@ -142,7 +139,7 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:200]
 
 
-def _model_of(folder: Path, client: str, trust_plugins: bool) -> Path:
+def model_of(folder: Path, client: str, trust_plugins: bool) -> Path:
     if not (folder / "config.toml").exists():
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
     store, known = Store(folder), sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
@@ -197,30 +194,6 @@ def import_weights(
         say(f"{foreign.counted(len(left), 'key')} left over, and unexpected: {foreign.some(left, 20)}")
 
 
-def predict(
-    model: Annotated[Path, typer.Argument(help="a file written by export, or a client's model.safetensors inside a run")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="png, jpeg, webp, bmp, gif, tiff or ppm files")],
-    top: Annotated[int, typer.Option(min=1, help="number of classes to name")] = 3,
-    plugin: Plugins = None,
-    as_json: PrintJson = False,
-) -> None:
-    """Name the classes that a model sees in images, with probabilities.
-
-    Images that cannot be read are listed at the end (exit code 5), after the predictions for the others.
-    """
-    config.plug_in(plugin or [])
-    seen, unreadable = judge(read_model(model), images, top)
-    if as_json and seen:
-        rows = [{"image": one.image, "classes": [{"name": name, "probability": p} for name, p in one.classes]} for one in seen]
-        print(json.dumps(rows, indent=2))
-    elif seen:
-        for one in seen:
-            say(f"{one.image}: {', '.join(f'{name} {probability:.1%}' for name, probability in one.classes)}")
-    if unreadable:
-        reasons = "; ".join(f"{name} ({reason})" for name, reason in unreadable.items())
-        raise InvalidData(f"{len(unreadable)} of {len(images)} images cannot be read: {reasons}", files=tuple(unreadable))
-
-
 def draw(
     what: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help="an id, SPACE:NAME (smallest, medium, largest, random), or a run")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of the space; seed for random")] = None,
@@ -235,7 +208,7 @@ def draw(
     """Draw an architecture as SVG: `fedloom draw mobilenetv3:largest`, or `fedloom draw RUN --client NAME`."""
     config.plug_in(plugin or [])
     if client:
-        _, facts = load_model(_model_of(Path(what), client, trust_plugins))
+        _, facts = load_model(model_of(Path(what), client, trust_plugins))
         drawn, title = supernet_of(facts).space, f"{client} of {what}"
         architecture = drawn.find(facts["architecture"], rng(0))
     else:

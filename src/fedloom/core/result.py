@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from fedloom.core.judgement import Judgement, pooled
 from fedloom.core.privacy import UPDATE, Departures
 from fedloom.core.reading import parse_json
 
 SCHEMA = "fedloom.result/1"
+MEANS = ("balanced_accuracy", "calibration_error", "calibrated_error", "accepted", "noise_accepted")  # over clients, of result.json
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,10 @@ class LedgerEntry:
     upload_bytes: Mapping[str, int] = field(default_factory=dict)  # by field; together bytes_up
     scored_macs: int = 0
     upload_shapes: Mapping[str, str] = field(default_factory=dict)  # by field, in words
+    judged: Judgement | None = None  # of the personal model, at the final participation
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps(_said(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> LedgerEntry:
@@ -51,6 +54,9 @@ class LedgerEntry:
             raise TypeError(f"{line!r} is no entry")
         for item in fields(cls):
             if item.name in _LATER and item.name not in values:
+                continue
+            if item.name == "judged":
+                values["judged"] = _judgement(values["judged"])
                 continue
             if type(values.get(item.name)) not in _KINDS[str(item.type)]:
                 raise ValueError(f"{item.name} is {values.get(item.name)!r}")
@@ -62,6 +68,18 @@ class LedgerEntry:
             if odd := [amount for amount in amounts if not possible(amount)]:
                 raise ValueError(f"{item.name} is {odd[0]!r}")
         return cls(**{**values, "uploads": tuple(values["uploads"])})
+
+
+def _said(line: LedgerEntry | ClientResult) -> dict[str, Any]:
+    """As a table, without a judgement that there is not."""
+    return {name: value for name, value in asdict(line).items() if name != "judged" or value is not None}
+
+
+def _judgement(values: Any) -> Judgement | None:
+    try:
+        return None if values is None else Judgement.of(values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"judged is damaged ({error})") from error
 
 
 def possible(amount: float) -> bool:
@@ -93,6 +111,7 @@ _LATER = (
     "upload_bytes",
     "scored_macs",
     "upload_shapes",
+    "judged",
 )  # which ledgers of earlier versions do not have
 
 
@@ -156,6 +175,7 @@ class ClientResult:
     macs: int
     train_examples: int
     test_examples: int
+    judged: Judgement | None = None  # nothing in runs of earlier versions
 
 
 @dataclass(frozen=True)
@@ -178,6 +198,7 @@ class RunResult:
     environment: Mapping[str, Any]
     privacy: Mapping[str, Any] = field(default_factory=dict)  # epsilon and delta, where noise is added
     one_class: tuple[str, ...] = ()  # clients whose test images are all of one class: their accuracies say little
+    classes: tuple[str, ...] = ()  # their names
 
     @property
     def accuracy(self) -> dict[str, float | None]:
@@ -196,7 +217,8 @@ class RunResult:
                 "schema": SCHEMA,
                 **{name: getattr(self, name) for name in ("method", "space", "dataset", "protocol", "seed", "rounds", "finished")},
                 "accuracy": self.accuracy,
-                "clients": [asdict(client) for client in self.clients],
+                **by_class([client.judged for client in self.clients if client.judged], self.classes),
+                "clients": [_said(client) for client in self.clients],
                 "cost": {
                     "seconds": round(self.seconds, 3),
                     "stages": {stage: round(seconds, 3) for stage, seconds in sorted(ledger.stages.items())},
@@ -215,6 +237,21 @@ class RunResult:
             },
             indent=2,
         )
+
+
+def by_class(judged: Sequence[Judgement], classes: Sequence[str]) -> dict[str, Any]:
+    """``judged`` of result.json: all clients' test images together, each image judged by its own client's model."""
+    if not judged:
+        return {}
+    matrix, bins = pooled(judged)
+    rows = [
+        {"name": name, "images": of, "sensitivity": right / of if of else None, "precision": right / said if said else None}
+        for name, right, of, said in zip(classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), matrix.sum(0).tolist(), strict=True)
+    ]
+    means = {name: mean_and_std([getattr(one, name) for one in judged])[0] for name in MEANS}
+    aurocs = [one.auroc for one in judged if one.auroc is not None]
+    means |= {"auroc": mean_and_std(aurocs)[0]} if aurocs else {}
+    return {"judged": {**means, "classes": rows, "confusion": matrix.tolist(), "reliability": [list(entry) for entry in bins]}}
 
 
 def mean_and_std(values: list[float]) -> tuple[float | None, float | None]:

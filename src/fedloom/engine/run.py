@@ -159,4 +159,5 @@ def describe_client(entry: LedgerEntry, space: SearchSpace, images: Mapping[str,
         macs=cost.macs,
         train_examples=images[entry.client][0],
         test_examples=images[entry.client][1],
+        judged=entry.judged,
     )

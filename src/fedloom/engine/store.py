@@ -30,6 +30,7 @@ from typing import IO, Any
 
 from fedloom.core.client_site import ClientMemory, PersonalModel
 from fedloom.core.errors import DamagedRun, UnusableFolder, one_line, printable
+from fedloom.core.judgement import Judgement
 from fedloom.core.messages import Arrays, frozen
 from fedloom.core.method import State, is_per_client
 from fedloom.core.privacy import READERS
@@ -350,6 +351,8 @@ def read_result(folder: Path) -> dict[str, Any]:
             if type(cost[key]) not in (int, float) or not (possible(cost[key]) or key.startswith("bytes")):
                 raise ValueError(f"cost.{key} is {printable(str(cost[key]), 40)!r}")
         _check_privacy(result.get("privacy"))
+        if odd := [row for row in result.get("judged", {}).get("classes", ()) if not isinstance(row["name"], str)]:
+            raise ValueError(f"judged.classes holds {printable(str(odd[0]), 40)!r}")
         return dict(result)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else printable(str(error), 160)
@@ -368,9 +371,11 @@ def _check_privacy(said: Any) -> None:
 def client_result(row: Any) -> ClientResult:
     """Raises KeyError, TypeError or ValueError for what is no client's line."""
     kinds: dict[str, Any] = {"str": str, "float": (int, float), "int": int}
-    for item in fields(ClientResult):
+    named = [item for item in fields(ClientResult) if item.name != "judged"]
+    for item in named:
         if not isinstance(row[item.name], kinds[str(item.type)]) or isinstance(row[item.name], bool):
             raise ValueError(f"{item.name} of a client is {printable(str(row[item.name]), 40)!r}")
         if isinstance(row[item.name], float) and not math.isfinite(row[item.name]):
             raise ValueError(f"{item.name} of a client is not finite")
-    return ClientResult(**{item.name: row[item.name] for item in fields(ClientResult)})
+    judged = None if row.get("judged") is None else Judgement.of(row["judged"])  # earlier versions have none
+    return ClientResult(**{item.name: row[item.name] for item in named}, judged=judged)

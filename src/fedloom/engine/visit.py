@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedloom.core.boundary import release
-from fedloom.core.client_site import ClientData, ClientMemory, ClientSite, Stopwatch
+from fedloom.core.client_site import ClientData, ClientMemory, ClientSite, PersonalModel, Stopwatch
 from fedloom.core.errors import ClientFailed, FedloomError
 from fedloom.core.hardware import Hardware
+from fedloom.core.judgement import Judgement
 from fedloom.core.machine import process_memory_mb
 from fedloom.core.messages import FINISH, Instruction, Report, field_bytes, field_shapes, payload_bytes
 from fedloom.core.method import Answer, Method
@@ -66,10 +67,11 @@ class ClientRecords:
         deadline: float = 0.0,
         protection: Protection | None = None,
         sums: Sums | None = None,
+        judge: Callable[[str, PersonalModel], Judgement] | None = None,
     ) -> None:
-        """sums: what leaves in place of reports, if single ones do not."""
+        """sums: what leaves in place of reports, if single ones do not; judge: what a client's personal model is worth there."""
         self._method, self._store, self._description, self._record = method, store, description, record
-        self._hardware, self._deadline, self._protection, self._sums = hardware, deadline, protection, sums
+        self._hardware, self._deadline, self._protection, self._sums, self._judge = hardware, deadline, protection, sums, judge
 
     def before(self, instruction: Instruction) -> tuple[ClientMemory, Hardware]:
         """What a client finds again, and what it computes with."""
@@ -88,8 +90,10 @@ class ClientRecords:
         answer, name = visited.answer, instruction.client
         report = self._protection.of(answer.report) if self._protection else answer.report
         released = release(report, instruction, self._method.uploads)
+        judged = self._judge(name, answer.model) if self._judge and answer.model is not None else None
         if answer.model is not None:
-            self._store.save_model(name, answer.model, self._description)
+            own = {"temperature": judged.temperature, "threshold": judged.threshold} if judged else {}
+            self._store.save_model(name, answer.model, {**self._description, **own})
         diary, final, down = answer.diary, instruction.action == FINISH, payload_bytes(instruction)
         hardware = self._hardware.get(name, Hardware())
         fields, shapes = field_bytes(released.report), field_shapes(released.report)
@@ -121,5 +125,6 @@ class ClientRecords:
             upload_bytes=fields,
             scored_macs=diary.scored_macs,
             upload_shapes=shapes,
+            judged=judged,
         )
         return released.report, entry

@@ -82,6 +82,7 @@ def with_pixels(model: Any, facts: Facts) -> bytes:
         "fedloom.side": (TensorProto.INT64, [2], [side, side]),
         "fedloom.scale": (TensorProto.FLOAT, [1, channels, 1, 1], scale),
         "fedloom.shift": (TensorProto.FLOAT, [1, channels, 1, 1], shift),
+        "fedloom.temperature": (TensorProto.FLOAT, [], [facts.get("temperature", 1.0)]),
     }
     smooth: dict[str, Any] = {
         "mode": "cubic",
@@ -99,7 +100,11 @@ def with_pixels(model: Any, facts: Facts) -> bytes:
         helper.make_node("Mul", ["fedloom.numbers", "fedloom.scale"], ["fedloom.scaled"]),
         helper.make_node("Add", ["fedloom.scaled", "fedloom.shift"], [IMAGES]),
     ]
-    nodes = [*before, *graph.node, helper.make_node("Softmax", [LOGITS], [PROBABILITIES], axis=1)]
+    after = [
+        helper.make_node("Div", [LOGITS, "fedloom.temperature"], ["fedloom.tempered"]),
+        helper.make_node("Softmax", ["fedloom.tempered"], [PROBABILITIES], axis=1),
+    ]
+    nodes = [*before, *graph.node, *after]
     del graph.node[:], graph.input[:]
     graph.node.extend(nodes)
     graph.input.extend([helper.make_tensor_value_info(PIXELS, TensorProto.UINT8, ["n", "height", "width", channels])])

@@ -45,17 +45,23 @@ class Model:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     logits: Callable[[Tensor], Tensor]
+    temperature: float = 1.0  # that logits are divided by; fitted to its client's validation images
+    threshold: float = 0.0  # probability of the likeliest class below which the model is unsure
 
-    @torch.no_grad()
     def probabilities(self, images: npt.NDArray[np.uint8]) -> Tensor:
         """(n, classes) from (n, channels, size, size)."""
+        return (self.all_logits(images) / self.temperature).softmax(1)
+
+    @torch.no_grad()
+    def all_logits(self, images: npt.NDArray[np.uint8]) -> Tensor:
+        """The same before temperature and softmax."""
         batch = max(1, BATCH * USUAL_SIDE**2 // max(self.size, USUAL_SIDE) ** 2)
         parts = [torch.from_numpy(images[start : start + batch]) for start in range(0, len(images), batch)]
         logits = torch.cat([self.logits(normalise(part, self.mean, self.std)) for part in parts])
         if not logits.isfinite().all():
             what = "the logits are not finite numbers, so that its weights or statistics cannot be those of a trained network"
             raise InvalidData(f"{self.file} has no prediction: {what}", file=str(self.file))
-        return logits.softmax(1)
+        return logits
 
 
 # -- models ------------------------------------------------------------------------------
@@ -100,7 +106,10 @@ def _described(path: Path, facts: Mapping[str, Any], logits: Callable[[Tensor], 
         raise ValueError(one_line(error)) from error
     if tuple(blank.shape) != (1, image.classes):
         raise ValueError(f"it has {tuple(blank.shape)[1:]} outputs for {image.classes} classes")
-    return Model(path, classes, image.channels, image.size, mean, std, logits)
+    temperature, threshold = (float(facts.get(name, usual)) for name, usual in (("temperature", 1.0), ("threshold", 0.0)))
+    if not (0 < temperature < math.inf and 0 <= threshold <= 1):
+        raise ValueError(f"its temperature is {temperature} and its threshold {threshold}")
+    return Model(path, classes, image.channels, image.size, mean, std, logits, temperature, threshold)
 
 
 def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], Callable[[Tensor], Tensor]]:
@@ -175,16 +184,26 @@ def read_image(path: str | Path, channels: int, size: int) -> npt.NDArray[np.uin
         raise InvalidData(one_line(error), file=str(path)) from error
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The likeliest classes of one image with their probabilities, likeliest first."""
-
-    image: str
-    classes: tuple[tuple[str, float], ...]
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")  # that are looked for in folders
 
 
-def predict(model: Model, paths: Sequence[str | Path], top: int) -> tuple[list[Seen], dict[str, str]]:
-    """What the model sees in each readable image, and why the others could not be read. All files are opened before any is judged."""
+def image_files(places: Sequence[str | Path]) -> list[str | Path]:
+    """Files as they are named, and of a folder all images in it and below, by name; hidden ones are passed over."""
+    found: list[str | Path] = []
+    for place in places:
+        if not Path(place).is_dir():
+            found.append(place)
+            continue
+        inside = [path for path in sorted(Path(place).rglob("*")) if path.suffix.lower() in ENDINGS]
+        inside = [path for path in inside if not any(part.startswith(".") for part in path.relative_to(place).parts)]
+        if not inside:
+            raise InvalidData(f"{place} holds no image ({', '.join(ENDINGS)})", folder=str(place))
+        found += inside
+    return found
+
+
+def read_images(model: Model, paths: Sequence[str | Path]) -> tuple[list[str], npt.NDArray[np.uint8], dict[str, str]]:
+    """Names of the images that can be read, these (n, channels, size, size), and why the others could not be read."""
     names, images, unreadable = [], [], {}
     for path in paths:
         try:
@@ -192,8 +211,26 @@ def predict(model: Model, paths: Sequence[str | Path], top: int) -> tuple[list[S
             names.append(str(path))
         except InvalidData as error:
             unreadable[str(path)] = str(error)
-    if not images:
+    return names, np.stack(images) if images else np.empty((0, model.channels, model.size, model.size), np.uint8), unreadable
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The likeliest classes of one image with their probabilities, likeliest first. unsure: the first is below the model's threshold."""
+
+    image: str
+    classes: tuple[tuple[str, float], ...]
+    unsure: bool = False
+
+
+def predict(model: Model, paths: Sequence[str | Path], top: int) -> tuple[list[Seen], dict[str, str]]:
+    """What the model sees in each readable image, and why the others could not be read. All files are opened before any is judged."""
+    names, images, unreadable = read_images(model, paths)
+    if not names:
         return [], unreadable
-    best = model.probabilities(np.stack(images)).topk(min(top, len(model.classes)))
-    rows = zip(names, best.values.tolist(), best.indices.tolist(), strict=True)
-    return [Seen(name, tuple((model.classes[k], p) for p, k in zip(ps, ks, strict=True))) for name, ps, ks in rows], unreadable
+    best = model.probabilities(images).topk(min(top, len(model.classes)))
+    seen = []
+    for name, ps, ks in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
+        classes = tuple((model.classes[k], p) for p, k in zip(ps, ks, strict=True))
+        seen.append(Seen(name, classes, unsure=ps[0] < model.threshold))
+    return seen, unreadable

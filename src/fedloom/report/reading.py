@@ -70,6 +70,7 @@ def open_run(folder: Path, trust_plugins: bool = False) -> RunView:
         split=hashlib.blake2b(split_bytes(folder) or b"").hexdigest(),
         about=plain(METHODS[settings.method].meaning, 200) if settings.method in METHODS else "",
         federation=of_federation(folder),
+        classes=tuple(plain(row["name"]) for row in result.get("judged", {}).get("classes", ())),
         no_data=why,
         no_space=no_space,
     )

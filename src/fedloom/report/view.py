@@ -133,6 +133,7 @@ class RunView:
     split: str = ""  # the same for runs whose clients hold the same images
     about: str = ""  # what the method is, in its own words
     federation: bool = False  # the folder of a real federation's server or site
+    classes: tuple[str, ...] = ()  # their names, where models were judged by class
     no_data: str = ""  # why there are no holdings
     no_space: str = ""  # why architectures cannot be looked at
 

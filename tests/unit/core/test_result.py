@@ -87,6 +87,7 @@ def test_a_line_is_read_back_as_it_was() -> None:
         *(("client", 3), ("round", "1"), ("round", 1.0), ("round", True), ("final", 0), ("final", "no"), ("bytes_up", 1.5)),
         *(("uploads", {}), ("uploads", "update"), ("seconds", []), ("seconds", 1.5), ("architecture", 5), ("test_accuracy", "0.5")),
         *(("validation_accuracy", True), ("trained_macs", "many"), ("peak_memory_mb", "3.5"), ("process_memory_mb", []), ("notes", [])),
+        *(("judged", 3), ("judged", {}), ("judged", {"classes": 2})),
         ("unheard_of", 1),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -67,10 +68,59 @@ def test_plain_lines(clock: Clock) -> None:
         "round 2/4: 2 clients, accuracy 50.0%, about 20 s of rounds left",
         "round 3/4: 2 clients, accuracy 50.0%, about 10 s of rounds left",
         "round 4/4: 2 clients, accuracy 50.0%, about 0 s of rounds left",
-        "personal model 1 (client-0) 90.0%",
-        "personal model 2 (client-1) 90.0%",
+        "personal model 1 (client-0) 90.0%, about 10 s left",
+        "personal model 2 (client-1) 90.0%, about 5 s left",
         "personal model 3 (client-2) 90.0%",
     ]
+
+
+def test_the_time_left_follows_the_last_rounds(clock: Clock) -> None:
+    """Rounds that search take ten times as long as those before; a mean of all would promise 60 s."""
+    stream = io.StringIO()
+    with LiveView(Console(file=stream, width=80)) as view:
+        view.begin(16, 3, 0)
+        for round in range(1, 13):
+            clock.now += 3 if round <= 7 else 30
+            view.round_done(round, [entry(0)])
+    assert stream.getvalue().splitlines()[-1].endswith("about 120 s of rounds left")
+
+
+def test_a_long_round_and_a_long_personal_model_are_not_silent(clock: Clock) -> None:
+    stream = io.StringIO()
+    with LiveView(Console(file=stream, width=80)) as view:
+        clock.now += 10
+        view.break_silence()
+        view.begin(2, 3, 0)
+        view.stage("client-1", "train")
+        clock.now += 9
+        view.break_silence()
+        clock.now += 2
+        view.break_silence()  # too soon
+        view.participation(entry(1))
+        view.round_done(1, [entry(1)])
+        view.stage("client-0", "search")
+        clock.now += 9
+        view.break_silence()
+        view.round_done(2, [entry(0)])
+        view.participation(entry(0, 2, 0.9, final=True))
+        view.stage("client-2", "finetune")
+        clock.now += 8
+        view.break_silence()
+    assert [line for line in stream.getvalue().splitlines() if not line.startswith(("round", "personal model 1"))] == [
+        "reading images, preparing the run",
+        "in round 1/2, 0 clients have answered, client-1: train for 9 s",
+        "in round 2/2, 0 clients have answered, client-0: search for 9 s, about 2 s of rounds left",
+        "personal models: 1 of 3, client-2: finetune for 8 s",
+    ]
+
+
+def test_silence_is_broken_while_the_run_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LONGEST_SILENCE", 0.5)
+    stream = io.StringIO()
+    with LiveView(Console(file=stream, width=80)) as view:
+        view.begin(1, 1, 0)
+        time.sleep(1.3)
+    assert stream.getvalue().startswith("in round 1/1, 0 clients have answered")
 
 
 def test_a_resumed_run_says_so_and_judges_the_time_left_by_its_own_rounds(clock: Clock) -> None:

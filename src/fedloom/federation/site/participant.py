@@ -40,6 +40,7 @@ from fedloom.federation.wire.signatures import signed
 from fedloom.files import write_file
 from fedloom.models.export import to_onnx
 from fedloom.models.personal import load_model
+from fedloom.training.judging import judge_model
 
 Say = Callable[[str], None]
 
@@ -71,7 +72,10 @@ class Participant:
         keep, facts = self.store.append, built.model_facts
         hardware = tier_of_each(settings, self.agreement.sites) if settings.budget.in_tiers else {}
         self._records = ClientRecords(
-            self.method, self.store, facts, lambda entry: keep([entry]), hardware, protection=protection, sums=self._sums
+            *(self.method, self.store, facts, lambda entry: keep([entry]), hardware),
+            protection=protection,
+            sums=self._sums,
+            judge=lambda _, model: judge_model(built.tools, model, self.data),
         )
         if self._sums:
             own = self.settings.name, self.key, self.agreement.digest, self.agreement.fingerprints

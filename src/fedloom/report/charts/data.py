@@ -37,8 +37,8 @@ def split_map(run: RunView) -> Shown:
             style = {"s": 4 if small else 16, "linewidths": 0.6 if small else 1, "rasterized": len(rows) > 1500}
             axes.scatter(columns, rows, marker="x", color=VERMILION, label="tested on, never trained on", **style)
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), borderaxespad=0.2)
-        _name_ticks(axes.xaxis, held.classes, rotate=max(map(len, held.classes)) > 2)
-        _name_ticks(axes.yaxis, held.clients)
+        name_ticks(axes.xaxis, held.classes, rotate=max(map(len, held.classes)) > 2)
+        name_ticks(axes.yaxis, held.clients)
 
     tested = held.test.sum(axis=1)
     unseen = np.where(held.unseen, held.test, 0).sum(axis=1)
@@ -92,7 +92,7 @@ def show_shares(axes: Any, shares: Matrix, colour: str) -> None:
     axes.grid(False)
 
 
-def _name_ticks(axis: Any, names: Sequence[str], rotate: bool = False) -> None:
+def name_ticks(axis: Any, names: Sequence[str], rotate: bool = False) -> None:
     step = 1 if len(names) <= NAMED else -(-len(names) // 20)
     axis.set_ticks(range(0, len(names), step), [plain(name, 16) for name in names[::step]], rotation=90 if rotate else 0)
 
@@ -162,8 +162,8 @@ def _likeness_map(title: str, names: Sequence[str], data: Matrix, built: Matrix)
         show_shares(axes, np.where(below, stretched(data), 0.0), BLUE)
         show_shares(axes, np.where(above, stretched(built), 0.0), ORANGE)
         axes.plot([-0.5, len(names) - 0.5], [-0.5, len(names) - 0.5], color=FAINT, lw=0.6)
-        _name_ticks(axes.xaxis, names, rotate=True)
-        _name_ticks(axes.yaxis, names)
+        name_ticks(axes.xaxis, names, rotate=True)
+        name_ticks(axes.yaxis, names)
 
     pairs = {"data": above_diagonal(data), "architectures": above_diagonal(built)}
     ranges = {name: f"from {values.min():.2f} to {values.max():.2f}" for name, values in pairs.items()}

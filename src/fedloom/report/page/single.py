@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fedloom.report.charts.clients import against_alone, against_images, client_bars, cost_figures, distribution, gains, no_clients
 from fedloom.report.charts.costs import bytes_by_field, time_by_stage
 from fedloom.report.charts.data import likeness_figures, split_map
+from fedloom.report.charts.judged import judged_figures, judged_lead, judged_table
 from fedloom.report.charts.rounds import accuracy_over_rounds, other_notes, search_figures
 from fedloom.report.figure import Figure, Missing, Numbers, Shown
 from fedloom.report.page.anchor import anchor_sections
@@ -37,6 +38,7 @@ def sections_of(run: RunView, baselines: Sequence[Baseline]) -> list[Section]:
     return [
         _help(run, baselines),
         _clients(run, baselines),
+        *_judged(run),
         _data(run),
         _architectures(run, baselines),
         *anchor_sections(run, baselines),
@@ -89,6 +91,14 @@ def _clients(run: RunView, baselines: Sequence[Baseline]) -> Section:
     figures = [client_bars(run, baselines), against_alone(run, baselines)]
     lead = "Test accuracy of every client's personal model, best first, and what it gained over training alone."
     return Section("clients", "Whom did it fail?", lead, lambda: [gallery(figures)], figures)
+
+
+def _judged(run: RunView) -> list[Section]:
+    figures = judged_figures(run)
+    if not figures:
+        return []
+    table = folded("Client by client", numbers_table(judged_table(run), "Personal models, by class and as probabilities"))
+    return [Section("judged", "Which images does it get wrong?", judged_lead(run), lambda: [gallery(figures), table], figures)]
 
 
 def _data(run: RunView) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from fedloom.engine.events import Event, Events
 from fedloom.report.terminal.sparks import bar, spark_line
 
 QUIET_SECONDS = 2.0  # between two plain lines
+LONGEST_SILENCE = 8.0  # seconds, after which a plain line says what is going on
 REFRESH = 4  # times a second
 SHOWN = 8  # clients at work that are named
 
@@ -36,19 +38,49 @@ class LiveView:
         self._accuracies: list[float] = []  # mean of each round
         self._stages: dict[str, float] = {}  # seconds so far
         self._live = Live(console=console, get_renderable=self._dashboard, refresh_per_second=REFRESH) if console.is_terminal else None
+        self._answered = 0  # clients in this round
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> LiveView:
         if self._live:
             self._live.start()
+        else:
+            self._heart.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._working.clear()
+        self._over.set()
         if self._live:
             self._live.stop()
+        else:
+            self._heart.join()
+
+    def _beat(self) -> None:
+        while not self._over.wait(1.0):
+            self.break_silence()
+
+    def break_silence(self) -> None:
+        """A plain line from within a round, or a personal model, that takes long."""
+        now = time.monotonic()
+        if now - self._last_line < LONGEST_SILENCE:
+            return
+        self._last_line = now
+        working = [f"{client}: {stage} for {now - since:.0f} s" for client, (stage, since) in list(self._working.items())[:SHOWN]]
+        if not self._tasks:
+            what = ["reading images, preparing the run"]
+        elif self._done < self._rounds:
+            what = [f"in round {self._done + 1}/{self._rounds}", f"{self._answered} clients have answered", *working]
+        else:
+            what = [f"personal models: {self._answered} of {self._clients}", *working]
+        left = self._events.seconds_left() if self._tasks else 0.0
+        what += [f"about {left:.0f} s{' of rounds' * (self._done < self._rounds)} left"] if left >= 1 else []
+        self._console.print(", ".join(what), highlight=False, soft_wrap=True, markup=False)
 
     def begin(self, rounds: int, clients: int, rounds_done: int, clients_done: int = 0) -> None:
         self._rounds, self._clients, self._first, self._done = rounds, clients, rounds_done, rounds_done
+        self._answered = clients_done
         if self._title:
             self._console.print(self._title, highlight=False, soft_wrap=True, markup=False)
         self._tasks = {
@@ -63,6 +95,7 @@ class LiveView:
 
     def participation(self, entry: LedgerEntry) -> None:
         self._working.pop(entry.client, None)
+        self._answered += 1
         for stage, seconds in entry.seconds.items():
             self._stages[stage] = self._stages.get(stage, 0.0) + seconds
         accuracy = "" if entry.test_accuracy is None else f" {entry.test_accuracy:.1%}"
@@ -74,7 +107,7 @@ class LiveView:
         self._events.participation(entry)
 
     def round_done(self, round: int, entries: Sequence[LedgerEntry]) -> None:
-        self._done = round
+        self._done, self._answered = round, 0
         self._events.round_done(round, entries)
 
     def end(self, result: RunResult) -> None:
