@@ -19,11 +19,12 @@ from fedloom.commands.evaluate import evaluate, predict
 from fedloom.commands.federation import certs, serve, site
 from fedloom.commands.gain import gain
 from fedloom.commands.generators import generate, pretrain, pretrain_help
+from fedloom.commands.latency import latency
 from fedloom.commands.networks import draw, export, import_weights
 from fedloom.commands.newcomers import join
 from fedloom.commands.report import report
 from fedloom.commands.runs import resume, run, settings_help, show
-from fedloom.commands.spaces import latency, list_, space
+from fedloom.commands.spaces import list_, space
 from fedloom.core.errors import FedloomError, printable, visible
 
 LONGEST = 4000  # characters of a refusal: it may quote what somebody else wrote
