@@ -63,7 +63,11 @@ class Settings:
     participants: int = setting(4, "clients drawn per round", low=1)
     rounds: int = setting(10, "rounds of the federation", low=1)
     protocol: str = setting("clean", "what selects models: validation data, or test data as in the papers", choices=("clean", "paper"))
-    weights: str = setting("", "supernet weights to start from, a file written by import-weights; empty: random weights", path=True)
+    weights: str = setting(
+        "",
+        "weights to start from: a file written by import-weights, a run, or a federation's newcomers.safetensors; empty: random weights",
+        path=True,
+    )
     data: DataSettings = field(default_factory=DataSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)

@@ -21,6 +21,8 @@ from fedloom.data.splits import client_names, server_images
 from fedloom.engine.protection import check_private
 from fedloom.engine.sums import check_secure
 from fedloom.methods.base import METHODS, AveragingMethod, mean_of, trains_parts
+from fedloom.methods.fixed import FixedNetwork
+from fedloom.models.beginnings import Beginning, beginning, is_of_run
 from fedloom.models.personal import MODEL
 from fedloom.models.supernet_weights import starting_weights
 from fedloom.spaces.base import ImageShape
@@ -40,6 +42,7 @@ class Built:
     method: Method[Any]
     model_facts: dict[str, Any]  # what a personal model's file says of itself: enough to build the network and feed it images
     start_remark: str  # on the weights that training starts from; empty for random ones
+    beginning: Beginning | None = None  # the weights of another run, where training starts from those
 
 
 def build(
@@ -53,23 +56,31 @@ def build(
 ) -> Built:
     """Tools and method. weights: where the file that ``settings.weights`` names lies now; start: weights that were read before; clients:
     their names, if the data set does not say; private: limits that only the one client has which is built for, and that stay with it."""
-    tools, remark = make_tools(settings, dataset, device, clients, private), ""
+    tools, remark, begun = make_tools(settings, dataset, device, clients, private), "", None
     if start is not None:
         tools = replace(tools, start=start)
     elif weights is not None and settings.weights:
         if str(weights) != settings.weights and not weights.exists():
             raise DamagedRun(f"{weights} is missing; the run folder is incomplete", path=str(weights))
-        begin, remarks = starting_weights(weights, tools.supernet, tools.pixels.mean, tools.pixels.std)
-        tools, remark = replace(tools, start=begin), f"the weights in {settings.weights}{remarks}"
+        if is_of_run(weights):
+            begun = beginning(weights, tools.supernet, dataset.classes)
+            tools = replace(tools, start=begun.supernet, start_network=(begun.architecture, begun.network))
+            remark = f"the weights in {settings.weights}{begun.remark}"
+        else:
+            begin, remarks = starting_weights(weights, tools.supernet, tools.pixels.mean, tools.pixels.std)
+            tools, remark = replace(tools, start=begin), f"the weights in {settings.weights}{remarks}"
     make: Callable[..., Method[Any]] = METHODS[settings.method].make
     method = make(settings.components[settings.method], tools)
     whole = "" if method.sums_parts else mean_of(method)  # noise in parts would be less than it seems to be
+    if begun and begun.architecture and not isinstance(method, FixedNetwork):
+        what = f"{settings.weights} holds one network, and {settings.method} begins with a supernet"
+        raise InvalidConfig(f"{what}. Go on with a method that trains one network, such as fedavg", key="weights")
     check_private(settings.privacy, settings.method, method.uploads, whole, settings.participants)
     check_secure(settings.privacy, settings.method, method, mean_of(method), trains_parts(method), settings.participants)
     if settings.privacy.secure and tools.fleet and isinstance(method, AveragingMethod) and method.in_parts:
         what = "privacy.secure adds up reports of one shape, and with a budget for each tier clients return parts of different shapes"
         raise InvalidConfig(f"{what}. Set one limit for all, or privacy.secure=false", key="privacy.secure")
-    return Built(tools, method, _model_facts(settings, dataset), remark)
+    return Built(tools, method, _model_facts(settings, dataset), remark, begun)
 
 
 def make_tools(

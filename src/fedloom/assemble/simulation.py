@@ -53,14 +53,25 @@ def new_run(settings: Settings, folder: Path, watcher: Watcher) -> RunResult:
     return _execute(full, Store(folder), watcher, resumed=False)
 
 
-def resume_run(folder: Path, watcher: Watcher) -> RunResult:
-    """Continue a stopped run; a finished one gives its result again."""
+def resume_run(folder: Path, watcher: Watcher, rounds: int = 0) -> RunResult:
+    """Continue a stopped run; a finished one gives its result again. rounds: go on until there are so many, after the end as well."""
     settings = saved_settings(folder, trust_plugins=True)
     if of_federation(folder):
         raise InvalidConfig(
             f"{folder} belongs to a federation over a network. `{how_to_go_on(folder)}` goes on with it", folder=str(folder)
         )
+    if rounds:
+        _check_more(settings, Store(folder), rounds)
+        settings = replace(settings, rounds=rounds)
     return _execute(settings, Store(folder), watcher, resumed=True)
+
+
+def _check_more(settings: Settings, store: Store, rounds: int) -> None:
+    done, over = len({entry.round for entry in store.read_ledger() if not entry.final}), so_far(store)[1]
+    if over and not done:
+        raise InvalidConfig(f"{store.folder} is finished, and {settings.method} has no rounds, so that it cannot have more", key="rounds")
+    if rounds < done or (rounds == done and over):
+        raise InvalidConfig(f"{store.folder} has done {done} rounds already. Give more, such as rounds={done + 5}", key="rounds")
 
 
 @dataclass(frozen=True)
@@ -163,10 +174,14 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
     try:
         if resumed:
             split = _saved_split(store, settings, dataset)
+            if saved_settings(store.folder, trust_plugins=True).rounds != settings.rounds:
+                store.write_text("config.toml", to_toml(settings))
         else:
             _refuse_used(store.folder)  # again, now that no other process can write here
             store.save_split(split.to_arrays(), _fingerprint(dataset))
-            if settings.weights:
+            if built.beginning:
+                built.beginning.save(store.folder / WEIGHTS)
+            elif settings.weights:
                 write_file(store.folder / WEIGHTS, read_plain(settings.weights))
             store.write_text("config.toml", to_toml(settings))  # last: from here on the folder is a run
         federation = Federation(dataset, split, device)
@@ -271,7 +286,7 @@ def _saved_split(store: Store, settings: Settings, dataset: Dataset) -> Split:
         raise DamagedRun(f"{store.folder}/state/split.safetensors is missing; the run folder is incomplete")
     arrays, facts = saved
     if facts != _fingerprint(dataset):
-        cure = f"Put the original back in {settings.data.folder}"
+        cure = f"Put the original back in {settings.data.folder}, or go on with other images in a new run: weights={store.folder}"
         raise InvalidData(f"The data set {dataset.name} is not the one this run began with. {cure}", dataset=dataset.name)
     split = Split.from_arrays(dict(arrays), own_tests=settings.split.test > 0)
     held = np.concatenate([split.train, split.validation, *([split.test] if split.own_tests else [])])

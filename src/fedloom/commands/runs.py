@@ -14,7 +14,7 @@ from fedloom import config
 from fedloom.assemble import free_folder, new_run, resume_run, saved_outline, saved_settings
 from fedloom.commands.terminal import TrustPlugins, console, new_console, say, source_and_changes
 from fedloom.config import RunSettings
-from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig
+from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, printable
 from fedloom.core.registry import did_you_mean
 from fedloom.core.result import RunResult
 from fedloom.core.seeds import rng
@@ -60,15 +60,31 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a stopped run")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="folder of a stopped run, or of a finished one that is to have more rounds")
+    ],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[rounds=N]", help="go on until there are N rounds")] = None,
     events: EventLines = False,
     profile: ProfileRun = False,
 ) -> None:
-    """Continue a stopped run. Finished rounds are not repeated."""
+    """Continue a stopped run, or a finished one with more rounds. Finished rounds are not repeated.
+
+    With other images, sites, classes or settings, begin a new run from what this one has learned: fedloom run … weights=RUN.
+    """
+    rounds = _rounds(changes or [], folder)
     track = saved_settings(folder, trust_plugins=True).run
     with _profiling(folder, profile, events) as more, _watching(folder, f"resuming {folder}", track, events, more) as watcher:
-        result = resume_run(folder, watcher)
+        result = resume_run(folder, watcher, rounds)
     _conclude(folder, result, events)
+
+
+def _rounds(changes: list[str], folder: Path) -> int:
+    """How many rounds there are to be; 0: as many as were planned."""
+    table = config.table_of(changes)
+    if odd := sorted(set(table) - {"rounds"}):
+        what = f"A run goes on with the settings it began with, but for rounds; {printable(odd[0], 40)} cannot be changed"
+        raise InvalidConfig(f"{what}. Begin a new run from its weights: fedloom run PRESET weights={folder} …", key=odd[0])
+    return config.from_table(table).rounds if table else 0
 
 
 @contextmanager

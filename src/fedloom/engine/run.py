@@ -62,8 +62,12 @@ class Run:
         saved = self.store.load_state(self.initial)
         state = self.initial if saved is None else saved
         self.store.check_whole(self.over)
+        self.over = self.over and self.method.finished(state)  # or it was finished, and is to have more rounds
         if not self.over:
-            self.store.rewind_ledger(rounds_over=self.method.finished(state))
+            rounds_over = self.method.finished(state)
+            if not rounds_over and any(entry.final for entry in self.store.read_ledger()):  # what clients did at the end was not the end
+                self.store.rewind_memories()
+            self.store.rewind_ledger(rounds_over)
         self.ledger.add(self.store.read_ledger())
         before = self._spent_before(state.round)
         if self.over:

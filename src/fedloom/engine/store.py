@@ -238,6 +238,13 @@ class Store:
         found = [re.fullmatch(r"memory-(\d+)\.safetensors", name) for name in names]  # copies have other names
         return {int(one[1]): folder / one[0] for one in found if one}
 
+    def rewind_memories(self) -> None:
+        """Drop those that were left after the last checkpoint, by a final participation for example: rounds go on without them."""
+        for client in os.listdir(self.folder / "clients") if (self.folder / "clients").is_dir() else ():
+            for number, path in self.memories(client).items():
+                if number >= self.checkpoint:
+                    path.unlink()
+
     def model_path(self, client: str) -> Path:
         return self.client_folder(client) / "model.safetensors"
 

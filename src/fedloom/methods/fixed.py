@@ -69,7 +69,7 @@ class FixedNetwork(AveragingMethod[Fixed]):
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> Fixed:
         architecture = self.tools.one_for_all(self.settings.architecture, rng(seed, "architecture"))
-        state: Fixed = self.state(0, seed, architecture.id, frozen(self.tools.initial_network(seed, architecture)))
+        state: Fixed = self.state(0, seed, architecture.id, frozen(self.tools.first_network(seed, architecture)))
         return state
 
     def instruct(self, state: Fixed, client: str, action: str) -> Instruction:

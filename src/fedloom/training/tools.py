@@ -12,7 +12,7 @@ import torch
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientData, ClientSite, Diary, Examples, PersonalModel
-from fedloom.core.errors import BadReport, ClientFailed, InvalidData
+from fedloom.core.errors import BadReport, ClientFailed, InvalidConfig, InvalidData
 from fedloom.core.messages import Array, Arrays, frozen
 from fedloom.core.seeds import derive_seed, rng
 from fedloom.core.server_site import ServerImages
@@ -48,6 +48,7 @@ class Tools:
     protocol: str  # clean: validation data select; paper: test data select, as the papers did
     device: torch.device
     start: Weights = field(default_factory=dict)  # what takes the place of random initial weights, by name
+    start_network: tuple[str, Weights] = ("", {})  # likewise for one network, that of this architecture
     server: ServerImages | None = None
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
     clients: int = 0  # of the federation, drawn in a round or not
@@ -136,6 +137,14 @@ class Tools:
 
     def initial_network(self, seed: int, architecture: Architecture) -> dict[str, Any]:
         return self.arrays(self.supernet.plain(self._initial(seed), architecture))
+
+    def first_network(self, seed: int, architecture: Architecture) -> dict[str, Any]:
+        """What rounds on one network begin with: those of another run, if there are any, and random weights for what it lacks."""
+        known, weights = self.start_network
+        if known and known != architecture.id:
+            what = f"weights has a network {known[:60]}, and this run trains {architecture.id[:60]}"
+            raise InvalidConfig(f"{what}. Give both the same architecture", key="weights")
+        return {**self.initial_network(seed, architecture), **self.arrays(weights)}
 
     def _initial(self, seed: int) -> Weights:
         return {**self.supernet.initial(derive_seed(seed, "weights")), **self.start}
