@@ -144,12 +144,13 @@ def model_of(folder: Path, client: str, trust_plugins: bool) -> Path:
         raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
     store, known = Store(folder), sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
     if client not in known:
+        whose = f"personal model of {client!r}" if client else "personal models"
         if any(entry.client == client and entry.final and entry.architecture for entry in store.read_ledger()):
             raise DamagedRun(store.missing_models([client]), folder=str(folder))
         if of_federation(folder) and not known:
-            raise InvalidConfig(f"{folder} has no personal model of {client!r}. {AT_SITES}", client=client)
+            raise InvalidConfig(f"{folder} has no {whose}. {AT_SITES}", client=client)
         cure = did_you_mean(client, known) if known else f"The run has no personal models yet; finish it with `{how_to_go_on(folder)}`"
-        raise InvalidConfig(f"{folder} has no personal model of {client!r}. {cure}")
+        raise InvalidConfig(f"{folder} has no {whose}. {cure}")
     settings, lacking = saved_outline(folder, trust_plugins)
     if settings.space not in SPACES:
         raise UnusablePlugin(lacking, folder=str(folder))
