@@ -15,6 +15,7 @@ from fedloom.config import Settings, tier_of_each
 from fedloom.core.errors import DamagedRun, InvalidConfig
 from fedloom.core.hardware import tiers
 from fedloom.core.method import Method
+from fedloom.core.privacy import PrivacySettings
 from fedloom.core.sharing import once
 from fedloom.data.readers import Dataset
 from fedloom.data.splits import client_names, server_images
@@ -77,10 +78,22 @@ def build(
         raise InvalidConfig(f"{what}. Go on with a method that trains one network, such as fedavg", key="weights")
     check_private(settings.privacy, settings.method, method.uploads, whole, settings.participants)
     check_secure(settings.privacy, settings.method, method, mean_of(method), trains_parts(method), settings.participants)
-    if settings.privacy.secure and tools.fleet and isinstance(method, AveragingMethod) and method.in_parts:
-        what = "privacy.secure adds up reports of one shape, and with a budget for each tier clients return parts of different shapes"
-        raise InvalidConfig(f"{what}. Set one limit for all, or privacy.secure=false", key="privacy.secure")
+    if tools.fleet and isinstance(method, AveragingMethod) and method.in_parts:
+        _check_parts(settings.privacy)
     return Built(tools, method, _model_facts(settings, dataset), remark, begun)
+
+
+def _check_parts(privacy: PrivacySettings) -> None:
+    """Refuses protection that needs updates of one shape, where clients return parts of different shapes."""
+    why = {
+        "secure": "privacy.secure adds up reports of one shape",
+        "noise": "privacy.noise counts on every participant's share of the noise in every entry",
+    }
+    for name, what in why.items():
+        if getattr(privacy, name):
+            parts = "and with a budget for each tier clients return parts of different shapes"
+            off = "false" if name == "secure" else "0"
+            raise InvalidConfig(f"{what}, {parts}. Set one limit for all, or privacy.{name}={off}", key=f"privacy.{name}")
 
 
 def make_tools(

@@ -266,6 +266,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
     def _report(self, instruction: Instruction, site: ClientSite, received: Weights, training: Epochs, found: Found) -> Answer:
         """What leaves: update, coverage and the number of examples."""
         tools, weights = self.tools, training.weights
+        tools.check_reach(training.steps)
         with site.clock("train"):
             update = tools.update(weights, received)
             coverage = self._coverage(training.steps)

@@ -13,7 +13,7 @@ from fedloom.core.errors import InvalidConfig
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import Bounded, Limit, narrowed
 from fedloom.supernets.base import Supernet
-from fedloom.supernets.reach import Reach, kept, reach_limit, reachable
+from fedloom.supernets.reach import Choices, Reach, kept, reach_limit, reachable
 
 
 @dataclass(frozen=True)
@@ -31,34 +31,40 @@ class Tier:
     place: str = ""
 
     @cached_property
-    def _public(self) -> tuple[SearchSpace, Reach | None]:
-        whole = self.supernet.space
-        space = narrowed(whole, self.limits)
-        counted = space.repeatable if isinstance(space, Bounded) else None
-        if counted is None and not self.supernet_limit:  # no limit, or only such as each device measures for itself
-            return space, None
-        choices = everything = np.arange(int(whole.sizes.max())) < whole.sizes[:, None]
-        if counted is not None:
-            choices = reachable(counted)
-        if self.supernet_limit:
-            choices = kept(self.supernet, choices, self.supernet_limit)
-        lines = () if (choices == everything).all() else (reach_limit(whole, choices),)
-        part = Reach.of(self.supernet, narrowed(counted or whole, lines), choices)
-        if self.supernet_limit and part and part.entries > self.supernet_limit:
-            what = f"budget.supernet{self.place} ({self.supernet_limit:,.0f}) is too little for {whole.name}"
-            cure = "Raise it, or make the space smaller by the settings in its table"
-            needed = f"the smallest part of its supernet has {part.entries:,} parameters"
-            raise InvalidConfig(f"{what}: {needed}. {cure}", key="budget.supernet")
-        return narrowed(space, lines), part
+    def _choices(self) -> Choices | None:
+        """Those within reach; nothing where no limit, or only such as each device measures for itself, says anything of them."""
+        whole, counted = self.supernet.space, self._counted
+        if counted is whole and not self.supernet_limit:
+            return None
+        choices = reachable(counted) if isinstance(counted, Bounded) else np.arange(int(whole.sizes.max())) < whole.sizes[:, None]
+        return kept(self.supernet, choices, self.supernet_limit) if self.supernet_limit else choices
+
+    @cached_property
+    def _counted(self) -> SearchSpace:
+        """Within the limits that are the same wherever they are worked out."""
+        space = narrowed(self.supernet.space, self.limits)
+        return (space.repeatable if isinstance(space, Bounded) else None) or self.supernet.space
+
+    @property
+    def _reach_limits(self) -> tuple[Limit, ...]:
+        whole, choices = self.supernet.space, self._choices
+        return () if choices is None or choices.sum() == whole.sizes.sum() else (reach_limit(whole, choices),)
 
     @cached_property
     def space(self) -> SearchSpace:
-        return narrowed(self._public[0], self.private)
+        if self.supernet_limit and (part := self.reach) and part.entries > self.supernet_limit:
+            what = f"budget.supernet{self.place} ({self.supernet_limit:,.0f}) is too little for {self.supernet.space.name}"
+            cure = "Raise it, or make the space smaller by the settings in its table"
+            needed = f"the smallest part of its supernet has {part.entries:,} parameters"
+            raise InvalidConfig(f"{what}: {needed}. {cure}", key="budget.supernet")
+        return narrowed(self.supernet.space, (*self.limits, *self._reach_limits, *self.private))
 
-    @property
+    @cached_property
     def reach(self) -> Reach | None:
-        """Of the supernet, that the limits can reach; nothing where that is all of it."""
-        return self._public[1]
+        """The part of the supernet that the limits can reach; nothing where that is all of it."""
+        if self._choices is None:
+            return None
+        return Reach.of(self.supernet, narrowed(self._counted, self._reach_limits), self._choices)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedloom.supernets.elastic import sent
 from fedloom.supernets.normalisation import Statistics
 from fedloom.supernets.reach import Reach
 from fedloom.training.finetuning import Finalist, Finetuning
-from fedloom.training.fleet import Fleet
+from fedloom.training.fleet import Fleet, Tier
 from fedloom.training.holds import Part, Pull
 from fedloom.training.local import Trained, Trainer
 from fedloom.training.packed import Packed
@@ -54,7 +54,7 @@ class Tools:
     clients: int = 0  # of the federation, drawn in a round or not
     tiers: int = 1  # of hardware and budgets
     fleet: Fleet | None = None  # where budgets differ from tier to tier
-    reach: Reach | None = None  # part of the supernet that a client of such a fleet receives and returns; nothing: all of it
+    tier: Tier | None = None  # of the client whose tools these are, in such a fleet
     _sent: dict[str, tuple[Arrays, Weights]] = field(default_factory=dict, repr=False, compare=False)  # the last arrays, on the device
     _cut: dict[int, tuple[Arrays, Arrays]] = field(default_factory=dict, repr=False, compare=False)  # the last ones, by part; 0: placed
     _of: dict[int, Tools] = field(default_factory=dict, repr=False, compare=False)  # tools of clients, by their tier
@@ -82,7 +82,7 @@ class Tools:
             return self
         tier = self.fleet.of(client)
         if id(tier) not in self._of:
-            own = replace(self, space=tier.space, reach=tier.reach, _sent={}, _cut={})
+            own = replace(self, space=tier.space, tier=tier, _sent={}, _cut={})
             own.__dict__.update(trainer=self.trainer, scorer=self.scorer)  # which are all clients': what they ask for is done together
             self._of[id(tier)] = own
         return self._of[id(tier)]
@@ -90,6 +90,11 @@ class Tools:
     def space_of(self, client: str) -> SearchSpace:
         """What a client may have, for a server that chooses for it."""
         return self.space if self.fleet is None else self.fleet.of(client).space
+
+    @property
+    def reach(self) -> Reach | None:
+        """The part of the supernet that the client whose tools these are receives and returns; nothing: all of it."""
+        return self.tier.reach if self.tier else None
 
     @property
     def limited(self) -> bool:
@@ -168,6 +173,11 @@ class Tools:
         if known is None or known[0] is not arrays:
             known = self._cut[0] = (arrays, frozen(self.reach.placed(arrays)))
         return self.tensors(known[1])
+
+    def check_reach(self, trained: Iterable[Architecture]) -> None:
+        """Refuses to go on if training used weights that the client has not received."""
+        if self.reach and (odd := next((one for one in trained if not self.reach.holds(self.supernet.regions(one))), None)):
+            raise ClientFailed(f"{odd.id} lies outside the part of the supernet that its client received", architecture=odd.id)
 
     def returned(self, arrays: Arrays) -> Arrays:
         """What leaves a client of arrays of the supernet: its part."""

@@ -105,6 +105,15 @@ def test_a_weak_client_gets_and_returns_its_part_and_all_numbers_are_the_same(ti
     assert {payload_bytes(message) for message in whole.instructions} == {down[strong]}
 
 
+def test_training_outside_of_what_was_received_is_not_reported(tiny: Tiny) -> None:
+    played = Played(tiny(TIERS, MACS, SIZES))
+    own = played.tools.of("client-000")
+    own.check_reach([own.space.named["smallest"]])
+    with pytest.raises(ClientFailed, match="outside the part of the supernet"):
+        own.check_reach([own.space.named["smallest"], own.space.named["largest"]])
+    played.tools.of("client-002").check_reach([own.space.named["largest"]])
+
+
 class Uncut(Tier):
     """The same limits, and the whole supernet."""
 
@@ -141,7 +150,8 @@ def test_tiers_are_as_given_or_spread_and_strangers_get_what_everybody_can_have(
         (["method=heterofl", "heterofl.widths=[1,1,1]", MACS], r"budget.macs\[0\]"),
         (["method=spider", "budget.macs=[0,0,1e9]"], "cannot keep a budget"),
         (["method=hapfnas", "hapfnas.macs=[1e9]", MACS], "Set one of them"),
-        ([MACS, "privacy.secure=true", "participants=3"], "parts of different shapes"),
+        ([MACS, "privacy.secure=true", "participants=3"], "privacy.secure adds up .* parts of different shapes"),
+        ([MACS, "privacy.noise=1", "privacy.clip=1", "perfedsde.averaging=fedavg"], "privacy.noise counts on .* parts of different shapes"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(changes: list[str], words: str, tiny: Tiny) -> None:

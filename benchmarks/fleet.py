@@ -1,0 +1,180 @@
+"""Three tiers of devices on the digits: what does each tier get from a search within its budget, and from what the others offer?
+
+perfedsde searches within each client's budget. FedAvg trains one network that the weakest tier can hold. HeteroFL has one network whose
+narrowest width the weakest can hold. Local training has the largest of these networks that a tier can hold, without any federation.
+
+python benchmarks/fleet.py [--seeds 0,1,2] [--only METHOD]     adds rows to benchmarks/results/fleet.json, or replaces them
+python benchmarks/fleet.py --table                             prints the table for docs/how-to/budgets.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from fedloom import config
+from fedloom.assemble import new_run
+from fedloom.assemble.builder import Built, build
+from fedloom.assemble.environment import environment
+from fedloom.core.architecture import Architecture
+from fedloom.core.client_site import ClientSite
+from fedloom.core.result import LedgerEntry
+from fedloom.data.readers import read
+from fedloom.data.splits import Federation, make_split
+from fedloom.engine.store import Store
+from fedloom.report.terminal.live import LiveView
+from fedloom.spaces.base import SearchSpace
+
+RECORD = Path(__file__).parent / "results" / "fleet.json"
+TIERS = ("weak", "middle", "strong")
+BUDGET = ("budget.macs=[450e3,900e3,0]",)
+PART = "budget.supernet=[80e3,140e3,0]"  # of 253,298; for perfedsde, where a supernet travels
+COMMON = ("inline.device=cpu", "inline.threads=1")
+NAMES = {
+    "perfedsde": "`perfedsde`, each within its budget",
+    "fedavg": "`fedavg` on what the weakest can hold",
+    "heterofl": "`heterofl`",
+    "local": "`local`, on what each tier can hold",
+}
+Row = dict[str, Any]
+
+
+def built(*changes: str) -> tuple[config.Settings, Built, Federation]:
+    settings = config.load("quickstart", [*COMMON, *changes])
+    dataset = read(settings.data)
+    split = make_split(settings.split, dataset.train.labels, dataset.test.labels, settings.clients, settings.seed, dataset.members)
+    return settings, build(settings, dataset, torch.device("cpu")), Federation(dataset, split, "cpu")
+
+
+def holds(space: SearchSpace, architecture: Architecture) -> Architecture:
+    """An architecture, reduced until it fits."""
+    return space.decode(space.encode(architecture))
+
+
+def widest(weakest: SearchSpace, whole: SearchSpace) -> tuple[Architecture, float]:
+    """The network for HeteroFL and the narrowest share of its channels: all channels, the least depth, and kernels as large as the
+    narrowest width can have in the weakest tier."""
+    smallest = np.array(whole.named["smallest"].choices)
+    channels = np.array([gene.channels for gene in whole.genes])
+    kernels = np.array([gene.name.startswith("kernel") for gene in whole.genes])
+    for kernel in reversed(range(int(whole.sizes[kernels].min()))):
+        narrow = np.where(kernels, kernel, smallest)
+        if weakest.fits(whole.canonical(narrow)):
+            share = min(gene.values[0] / gene.values[-1] for gene, has in zip(whole.genes, channels, strict=True) if has)  # type: ignore[operator]
+            return whole.canonical(np.where(channels, whole.sizes - 1, narrow)), float(share)
+    raise ValueError("no width fits")
+
+
+def by_tier(accuracies: Mapping[str, float], tier_of: Mapping[str, int]) -> list[float]:
+    return [mean(value for client, value in accuracies.items() if tier_of[client] == tier) for tier in range(len(TIERS))]
+
+
+def federated(seed: int, method: str, *changes: str) -> Row:
+    """A run; accuracies, downloads of a round and the largest networks, by tier."""
+    settings = config.load("quickstart", [*COMMON, f"seed={seed}", f"method={method}", *BUDGET, *changes])
+    with tempfile.TemporaryDirectory() as folder, LiveView(Console(quiet=True)) as view:
+        result = new_run(settings, Path(folder) / "run", view)
+        ledger = list(Store(Path(folder) / "run").read_ledger())
+    tier_of = {entry.client: entry.tier for entry in ledger}
+    macs = {client.name: client.macs for client in result.clients}
+    return {
+        "accuracy": by_tier({client.name: client.test_accuracy for client in result.clients}, tier_of),
+        "most_macs": [max(value for client, value in macs.items() if tier_of[client] == tier) for tier in range(len(TIERS))],
+        "bytes_down": [_most([entry for entry in ledger if entry.tier == tier]) for tier in range(len(TIERS))],
+        "seconds": json.loads(result.to_json())["cost"]["seconds"],
+    }
+
+
+def _most(entries: Sequence[LedgerEntry]) -> int:
+    return max((entry.bytes_down for entry in entries if not entry.final), default=0)
+
+
+def alone(seed: int, architectures: Sequence[Architecture]) -> Row:
+    """Every client trains its tier's network; nobody needs a round."""
+    accuracies, macs, tier_of = {}, [], {}
+    for tier, architecture in enumerate(architectures):
+        settings, made, federation = built(f"seed={seed}", "method=local", f"local.architecture={architecture.id}")
+        known = config.tier_of_each(config.load("quickstart", [f"seed={seed}", *BUDGET]), federation.names)
+        tier_of |= {client: own.tier for client, own in known.items()}
+        state = made.method.start(settings.seed)
+        for client in (client for client, own in known.items() if own.tier == tier):
+            answer = made.method.answer(made.method.farewell(state, client), ClientSite(client, federation.data_of(client)))
+            assert answer.diary.test_accuracy is not None
+            accuracies[client] = answer.diary.test_accuracy
+        macs.append(made.tools.space.cost(architecture).macs)
+    return {"accuracy": by_tier(accuracies, tier_of), "most_macs": macs, "bytes_down": [0] * len(TIERS)}
+
+
+def row_of(seed: int, method: str) -> Row:
+    _, made, _ = built(f"seed={seed}", "method=fedavg", "fedavg.architecture=smallest", *BUDGET)
+    fleet, whole = made.tools.fleet, made.tools.supernet.space
+    assert fleet
+    held = [holds(tier.space, whole.named["medium"]) for tier in fleet.tiers]
+    if method == "perfedsde":
+        return federated(seed, method, PART)
+    if method == "fedavg":
+        return federated(seed, method, f"fedavg.architecture={held[0].id}")
+    if method == "heterofl":
+        network, share = widest(fleet.tiers[0].space, whole)
+        shares = [share] + [next(s for s in (1.0, 0.67, share) if _fits(tier.space, network, s)) for tier in fleet.tiers[1:]]
+        return federated(seed, method, f"heterofl.architecture={network.id}", f"heterofl.widths={shares}")
+    return alone(seed, held)
+
+
+def _fits(space: SearchSpace, network: Architecture, share: float) -> bool:
+    """Whether a share of a network's channels does: the next number that the space has, as HeteroFL takes it."""
+    choices = list(network.choices)
+    for number, gene in enumerate(space.genes):
+        if gene.channels:
+            wanted = share * gene.values[choices[number]]  # type: ignore[operator]
+            choices[number] = next(choice for choice, value in enumerate(gene.values) if value >= wanted)  # type: ignore[operator]
+    return space.fits(space.canonical(choices))
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """For the page: means over seeds."""
+    lines = ["| | weak | middle | strong | all |", "|---|---|---|---|---|"]
+    for method, name in NAMES.items():
+        rows = [row for row in record["rows"] if row["method"] == method]
+        found = [mean(row["accuracy"][tier] for row in rows) for tier in range(len(TIERS))]
+        lines.append(f"| {name} | {' | '.join(f'{value:.1%}' for value in [*found, mean(found)])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--only", choices=list(NAMES))
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--record", type=Path, default=RECORD)
+    arguments = parser.parse_args()
+    record = json.loads(arguments.record.read_text()) if arguments.record.exists() else {"rows": []}
+    if arguments.table:
+        print(table(record))
+        return
+    for seed in map(int, arguments.seeds.split(",")):
+        for method in [arguments.only] if arguments.only else NAMES:
+            row = {"seed": seed, "method": method, **row_of(seed, method)}
+            print(f"seed {seed}  {method:10} " + "  ".join(f"{value:.2%}" for value in row["accuracy"]), flush=True)
+            kept = [known for known in record["rows"] if (known["seed"], known["method"]) != (seed, method)]
+            rows = sorted([*kept, row], key=lambda one: (one["seed"], list(NAMES).index(one["method"])))
+            record = {
+                "command": "python benchmarks/fleet.py",
+                "budget": [*BUDGET, PART],
+                "environment": environment(torch.device("cpu")),
+                "rows": rows,
+            }
+            arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
