@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 NAVIGATION = {
-    "Start": ["start/install", "start/quickstart", "start/examples", "start/features"],
+    "Start": ["start/install", "start/quickstart", "start/hospitals", "start/examples", "start/features"],
     "How to": [
         "how-to/own-images",
         "how-to/report",
