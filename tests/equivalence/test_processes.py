@@ -67,6 +67,9 @@ def test_a_stopped_run_goes_on(tiny: Tiny, nobody: Watcher, content: Content, tm
 class Broken:
     """A method whose clients do not answer."""
 
+    def at(self, client: str) -> Any:
+        return self
+
     def answer(self, instruction: Instruction, site: Any) -> Any:
         if instruction.client == "refuses":
             raise InvalidConfig("not with me", key="mine")
@@ -113,6 +116,9 @@ def test_a_worker_that_cannot_begin(fails: str, error: type[Exception]) -> None:
 
 
 class Slow:
+    def at(self, client: str) -> Any:
+        return self
+
     def answer(self, instruction: Instruction, site: Any) -> Any:
         while True:
             with site.clock("wait"):

@@ -77,6 +77,9 @@ class Broken:
     def __init__(self, how: str) -> None:
         self.how = how
 
+    def at(self, client: str) -> Any:
+        return self
+
     def answer(self, instruction: Any, site: Any) -> Any:
         if self.how == "refuses":
             raise InvalidConfig("not with me", key="mine")

@@ -27,7 +27,8 @@ def noise_images(channels: int, size: int) -> np.ndarray[tuple[int, ...], np.dty
 def judge_model(tools: Tools, model: PersonalModel, data: ClientData) -> Judgement:
     """The network of a personal model, as its file will hold it. Where validation images were trained on, they can calibrate nothing."""
     plain = {name: torch.tensor(array) for name, array in model.arrays.items()}
-    network = tools.supernet.load(Architecture.parse(model.architecture), plain).to(tools.device)
+    with torch.random.fork_rng(devices=()):  # torch draws weights for a new module, which these replace
+        network = tools.supernet.load(Architecture.parse(model.architecture), plain).to(tools.device)
     image = tools.supernet.space.image
 
     def logits(images: Tensor) -> Numbers:
