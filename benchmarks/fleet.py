@@ -3,7 +3,7 @@
 perfedsde searches within each client's budget. FedAvg trains one network that the weakest tier can hold. HeteroFL has one network whose
 narrowest width the weakest can hold. Local training has the largest of these networks that a tier can hold, without any federation.
 
-python benchmarks/fleet.py [--seeds 0,1,2] [--only METHOD]     adds rows to benchmarks/results/fleet.json, or replaces them
+python benchmarks/fleet.py [--seeds 0,1,2,3,4] [--only METHOD]     adds rows to benchmarks/results/fleet.json, or replaces them
 python benchmarks/fleet.py --table                             prints the table for docs/how-to/budgets.md
 """
 
@@ -152,7 +152,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--only", choices=list(NAMES))
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--record", type=Path, default=RECORD)
