@@ -30,7 +30,6 @@ from fedloom.maths.averaging import AVERAGING, WHOLE
 from fedloom.maths.relaxation import Table, softmax, strongest
 from fedloom.methods.base import METHODS, message
 from fedloom.methods.subnets import PhaseSettings, SearchThenTrain, SubnetState
-from fedloom.spaces.budget import Bounded
 from fedloom.supernets.base import Weights
 from fedloom.training.milenas import Milenas
 from fedloom.training.mixtures import Mixtures
@@ -69,7 +68,7 @@ class FedNAS(SearchThenTrain[FedNASState]):
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> FedNASState:
-        if isinstance(self.tools.space, Bounded):
+        if self.tools.limited:
             cure = "Remove budget.*, or choose another method"
             raise InvalidConfig(f"fednas trains all operations at once and cannot keep a budget. {cure}", key="budget")
         return replace(super().start(seed), alphas=frozen({"alphas": np.zeros(self.mixtures.offered.shape)}))

@@ -92,7 +92,7 @@ class FedorAS(SubnetMethod[FedorASState]):
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> FedorASState:
-        if isinstance(self.tools.space, Bounded):
+        if self.tools.limited:
             cure = "Remove budget.*, and set fedoras.limits"
             raise InvalidConfig(f"fedoras has limits of its own, one for each tier. {cure}", key="budget")
         if not self.settings.limits:

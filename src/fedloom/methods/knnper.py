@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -65,7 +66,9 @@ class KNNPer(FixedNetwork[KNNPerState]):
     def start(self, seed: int) -> KNNPerState:
         state, supernet = super().start(seed), self.tools.supernet
         place = supernet.classifier(self.tools.tensors(state.weights))[0].removesuffix(".weight")  # refuses a head of another kind
-        if not has_room(supernet.network(Architecture.parse(state.architecture)), place):
+        with torch.random.fork_rng(devices=()):  # torch draws weights for a new module, and nobody uses these
+            network = supernet.network(Architecture.parse(state.architecture))
+        if not has_room(network, place):
             what = f"{place} of the stand-alone networks of {self.tools.space.name} is no nn.Linear, beside which knnper stores examples"
             raise InvalidConfig(f"{what}. Choose another space or method", key="space")
         return state

@@ -60,7 +60,7 @@ ALIKE = [name for name in METHODS if issubclass(METHODS[name].make, FixedNetwork
 CASES = [
     pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ())
     for name in METHODS
-    if name not in ("spider", "fedtp")  # which refuses budgets; which has a space of its own, with other costs
+    if name not in ("spider", "fednas", "fedoras", "fedtp")  # the first refuse budgets; the last has a space of its own, with other costs
 ]
 
 
@@ -149,6 +149,8 @@ def test_tiers_are_as_given_or_spread_and_strangers_get_what_everybody_can_have(
         (["method=local", "local.architecture=largest", MACS], r"budget.macs\[0\]"),
         (["method=heterofl", "heterofl.widths=[1,1,1]", MACS], r"budget.macs\[0\]"),
         (["method=spider", "budget.macs=[0,0,1e9]"], "cannot keep a budget"),
+        (["method=fednas", "budget.macs=[0,0,1e9]"], "cannot keep a budget"),
+        (["method=fedoras", "budget.macs=[0,0,1e9]"], "has limits of its own"),
         (["method=hapfnas", "hapfnas.macs=[1e9]", MACS], "Set one of them"),
         ([MACS, "privacy.secure=true", "participants=3"], "privacy.secure adds up .* parts of different shapes"),
         ([MACS, "privacy.noise=1", "privacy.clip=1", "perfedsde.averaging=fedavg"], "privacy.noise counts on .* parts of different shapes"),
