@@ -33,11 +33,11 @@ def untrained() -> Iterator[None]:
 
 
 def cases() -> Iterator[Any]:
-    """Every method on every space. CI takes the flagship on two and the others on one space each; `make slow` has the rest."""
+    """Every method on every space. CI takes one space each; `make slow` has the rest."""
     for method in METHODS.values():
         own = method.make.spaces or sorted(SPACES, key=lambda name: name != "mobilenetv3")
         for number, space in enumerate(own):
-            marks = [pytest.mark.slow] if number > (method.name == "perfedsde") else []
+            marks = [pytest.mark.slow] if number else []
             changes = (f"method={method.name}", f"space={space}", *LARGER.get(method.name, ()))
             yield pytest.param(("", *changes), marks=marks, id=f"{method.name} on {space}")
 

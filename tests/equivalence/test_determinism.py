@@ -25,8 +25,14 @@ from fedloom.engine.visit import ClientRecords
 from fedloom.methods.base import METHODS
 
 Content = Callable[[Path], dict[str, Any]]
-EVERY_METHOD = list(METHODS)
-FLAGSHIPS = [pytest.param(name, marks=pytest.mark.slow if name in ("spider", "hapfnas", "perfedrlnas") else []) for name in EVERY_METHOD]
+QUICK = ("perfedsde", "fedavg", "ditto", "scaffold", "fedrlnas", "local")  # one of each kind; `make slow` has the others
+
+
+def methods(*, but: str = "") -> list[Any]:
+    return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in METHODS if name != but]
+
+
+EVERY_METHOD = methods()
 
 
 class Federated:
@@ -90,7 +96,7 @@ def test_the_same_seed_gives_the_same_run(
         assert one[name] == two[name], name
 
 
-@pytest.mark.parametrize("method", FLAGSHIPS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_a_run_leaves_the_global_generators_alone(method: str, tiny: Callable[..., Settings], nobody: Watcher, tmp_path: Path) -> None:
     """They are the caller's: a notebook that seeds them must not find them moved."""
     torch.manual_seed(5)
@@ -102,7 +108,7 @@ def test_a_run_leaves_the_global_generators_alone(method: str, tiny: Callable[..
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
 
 
-@pytest.mark.parametrize("method", FLAGSHIPS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_another_seed_gives_another_run(
     method: str, tiny: Callable[..., Settings], nobody: Watcher, content: Content, tmp_path: Path
 ) -> None:
@@ -116,7 +122,7 @@ def test_another_seed_gives_another_run(
         assert one[name] != other[name], name
 
 
-@pytest.mark.parametrize("method", [name for name in EVERY_METHOD if name != "local"])
+@pytest.mark.parametrize("method", methods(but="local"))
 def test_an_instruction_answered_twice_gives_the_same_report(method: str, tiny: Callable[..., Settings], tmp_path: Path) -> None:
     """In one process and with the memory that the first answer left on disk."""
     federated = Federated(tiny(f"method={method}"), tmp_path)
@@ -132,7 +138,7 @@ def test_an_instruction_answered_twice_gives_the_same_report(method: str, tiny: 
         state = federated.method.absorb(state, first)
 
 
-@pytest.mark.parametrize("method", FLAGSHIPS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_the_order_in_which_clients_answer_does_not_matter(
     method: str, tiny: Callable[..., Settings], content: Content, tmp_path: Path
 ) -> None:
