@@ -22,6 +22,7 @@ from fedloom.testing.one_line import WholeMethodContract
 from fedloom.testing.played import Played
 from support.untrained import fake_generator
 
+FIXED = ("fedavg", "fedrep", "ditto", "scaffold", "fedmn")  # methods on one fixed network that differ most
 LARGER = {"perfedsde": ("perfedsde.iterations=2", "perfedsde.population=5")}  # the second iteration searches on what the first found
 
 
@@ -33,11 +34,12 @@ def untrained() -> Iterator[None]:
 
 
 def cases() -> Iterator[Any]:
-    """Every method on every space. CI takes one space each; `make slow` has the rest."""
+    """Every method on every space. CI takes one space each, and some of those on one fixed network; `make slow` has the rest."""
     for method in METHODS.values():
         own = method.make.spaces or sorted(SPACES, key=lambda name: name != "mobilenetv3")
         for number, space in enumerate(own):
-            marks = [pytest.mark.slow] if number else []
+            late = number or (issubclass(method.make, FixedNetwork) and method.name not in FIXED)
+            marks = [pytest.mark.slow] if late else []
             changes = (f"method={method.name}", f"space={space}", *LARGER.get(method.name, ()))
             yield pytest.param(("", *changes), marks=marks, id=f"{method.name} on {space}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def test_a_federation_that_is_over_needs_no_network_unless_somebody_waits_for_it
 
     settings = agreement.settings
     tools = make_tools(settings, agreement.images(serving=True), torch.device("cpu"))
-    Store(folder).save_state(METHODS[settings.method].make(settings.components[settings.method], tools).start(settings.seed), 3)
+    state = METHODS[settings.method].make(settings.components[settings.method], tools).start(settings.seed)
+    Store(folder).save_state(replace(state, round=settings.rounds), settings.rounds)
     (folder / "ledger.jsonl").write_text(final("north") + final("east") + final("west"))
     said: list[str] = []
     assert sorted(serve(agreement, nobody, said.append).ledger.final) == sorted(SITES) and said == []
