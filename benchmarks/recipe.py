@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -67,16 +67,31 @@ def planned(source: str, arms: Sequence[str], seeds: Sequence[int], common: Sequ
     return runs
 
 
-def run_record(run: comparing.PlannedRun) -> dict[str, Any]:
-    """What each client reached, how many left the anchor, and the cost."""
-    final = [entry for entry in Store(run.folder).read_ledger() if entry.final]
-    cost = comparing.result_of(run)["cost"]
+def reached(run: comparing.PlannedRun) -> dict[str, Any]:
+    """What each client reached, and the cost."""
+    result = comparing.result_of(run)
     return {
-        "accuracy": {entry.client: entry.test_accuracy for entry in final},
-        "left": sum(entry.notes.get("left_prior", 0.0) for entry in final) / len(final),
-        "gmacs": cost["trained_macs"] / 1e9,
-        "seconds": cost["seconds"],
+        "accuracy": {client["name"]: client["test_accuracy"] for client in result["clients"]},
+        "gmacs": result["cost"]["trained_macs"] / 1e9,
+        "seconds": result["cost"]["seconds"],
     }
+
+
+def run_record(run: comparing.PlannedRun) -> dict[str, Any]:
+    """The same, and how many left the anchor."""
+    final = [entry for entry in Store(run.folder).read_ledger() if entry.final]
+    return {**reached(run), "left": sum(entry.notes.get("left_prior", 0.0) for entry in final) / len(final)}
+
+
+def write_record(name: str, record: Mapping[str, Any]) -> None:
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def print_records(names: Sequence[str], pattern: str, table: Callable[[Mapping[str, Any]], str]) -> None:
+    """Records by their names; without names all that fit the pattern."""
+    for name in names or sorted(path.stem for path in RESULTS.glob(f"{pattern}.json")):
+        record = json.loads((RESULTS / f"{name}.json").read_text())
+        print(f"{name}: {record['command']}\n\n{table(record)}\n")
 
 
 def table(record: Mapping[str, Any]) -> str:
@@ -113,9 +128,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", metavar="NAME", help="print these records")
     arguments = parser.parse_args()
     if arguments.tables is not None:
-        for name in arguments.tables or sorted(path.stem for path in RESULTS.glob("recipe-*.json")):
-            record = json.loads((RESULTS / f"{name}.json").read_text())
-            print(f"{name}: {record['command']}\n\n{table(record)}\n")
+        print_records(arguments.tables, "recipe-*", table)
         return
     arms = list(ARMS) if arguments.arms == "every" else arguments.arms.split(",")
     name, seeds = arguments.name or f"recipe-{arguments.source}", range(arguments.first_seed, arguments.first_seed + arguments.seeds)
@@ -133,7 +146,7 @@ def main() -> None:
         "environment": environment,
         "arms": {arm: {str(run.seed): run_record(run) for run in runs if run.method == arm and run.seed in results[arm]} for arm in arms},
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_record(name, record)
     print(table(record))
     for failure in failures:
         print(f"{failure.run.name}: {failure.reason}")

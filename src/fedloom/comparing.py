@@ -195,7 +195,7 @@ def command_for(source: str, changes: list[str], folder: Path) -> tuple[str, ...
         if saved[key] != value:
             what = f"{folder} holds a run with other settings: {key} is {saved[key]!r} there and {value!r} here"
             raise UnusableFolder(f"{what}. Choose another run.folder, or remove that one", folder=str(folder), key=key)
-    return () if _finished(folder) else (*FEDLOOM, "resume", str(folder))
+    return () if finished(folder) else (*FEDLOOM, "resume", str(folder))
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def _leave(*_: object) -> NoReturn:
 
 
 # -- results ----------------------------------------------------------------------
-def _finished(folder: Path) -> dict[str, Any] | None:
+def finished(folder: Path) -> dict[str, Any] | None:
     """The result of a finished run."""
     try:
         result = read_result(folder)
@@ -361,7 +361,7 @@ def _finished(folder: Path) -> dict[str, Any] | None:
 
 
 def result_of(run: PlannedRun) -> dict[str, Any]:
-    result = _finished(run.folder)
+    result = finished(run.folder)
     if result is None:
         raise DamagedRun(f"{run.folder}/result.json is not the result of a finished run", folder=str(run.folder))
     return result
