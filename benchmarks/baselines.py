@@ -79,7 +79,7 @@ def settings_of(runs: Sequence[PlannedRun]) -> tuple[dict[str, Any], dict[str, d
 
 
 def card_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The comparison as `fedloom compare --json` has it, with what papers published for the same data set."""
+    """The comparison as `fedloom compare --json` has it, with what papers published for its methods on the same data set."""
     results = {
         method: {
             int(seed): {
@@ -91,7 +91,7 @@ def card_of(record: Mapping[str, Any]) -> dict[str, Any]:
         }
         for method, by_seed in record["methods"].items()
     }
-    published = published_beside({record["dataset"]}, {record["space"]}, list(results))
+    published = published_beside({record["dataset"]}, (), list(results))
     return {**comparison_card(results), "published": published}
 
 

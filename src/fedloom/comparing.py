@@ -6,6 +6,7 @@ settings, is done together, as for clients of one run (``training/together.py``)
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -25,7 +26,7 @@ import torch
 
 from fedloom import config
 from fedloom.assemble import new_run, resume_run
-from fedloom.assemble.environment import environment
+from fedloom.assemble.environment import AT_ONCE, environment
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.core.machine import usable_cores
@@ -39,6 +40,7 @@ from fedloom.training.together import answers
 FEDLOOM = (sys.executable, "-m", "fedloom")
 GLANCE_SECONDS = 0.1  # between two looks at the processes
 PATIENCE_SECONDS = 10.0  # for a process that was asked to end
+PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 
 
 @dataclass(frozen=True)
@@ -238,14 +240,20 @@ class Child:
     """A run's process. Its output goes to files without a name: nothing blocks, however much it says."""
 
     run: PlannedRun
-    threads: int
+    jobs: int  # processes at a time
     output: Any = field(default_factory=TemporaryFile)
     errors: Any = field(default_factory=TemporaryFile)
 
     def __post_init__(self) -> None:
-        surroundings = {"OMP_NUM_THREADS": str(self.threads), **os.environ}  # what the user has set wins
+        threads = max(usable_cores() // self.jobs, 1)
+        surroundings = {"OMP_NUM_THREADS": str(threads), **os.environ, AT_ONCE: str(self.jobs)}  # of threads the user's number wins
         self.process = subprocess.Popen(
-            (*self.run.command, "--events"), stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors, env=surroundings
+            (*self.run.command, "--events"),
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.errors,
+            env=surroundings,
+            preexec_fn=_ends_with_parent() if sys.platform == "linux" else None,
         )
 
     def news(self) -> str:
@@ -261,6 +269,12 @@ class Child:
         last = next((line for line in reversed(_written(self.errors)) if line.strip()), "it said nothing")
         killed = f"killed by {signal.Signals(-code).name}" if code < 0 else last.removeprefix("fedloom: ")
         return Failure(self.run, 128 - code if code < 0 else code, killed)
+
+
+def _ends_with_parent() -> Callable[[], None]:
+    """For a new process: it is asked to end when this one is killed, so that the same command can go on with its run."""
+    library = ctypes.CDLL(None)  # before the fork: little may be done after it
+    return lambda: library.prctl(PARENT_DEATH, signal.SIGTERM) and None
 
 
 def _written(file: Any) -> list[str]:
@@ -280,7 +294,7 @@ def execute(runs: Sequence[PlannedRun], jobs: int, view: RunsView) -> list[Failu
         while waiting or working:
             while waiting and len(working) < jobs:
                 run = waiting.pop(0)
-                working.append(Child(run, threads=max(usable_cores() // jobs, 1)))
+                working.append(Child(run, jobs))
                 view.begin(run.name)
             time.sleep(GLANCE_SECONDS)
             for child in list(working):

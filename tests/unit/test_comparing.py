@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ import torch
 from rich.console import Console
 
 from fedloom import comparing, config
+from fedloom.assemble.environment import share_gpu
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, UnusableFolder
 from fedloom.files import read_arrays
@@ -293,14 +295,51 @@ def test_leaving_stops_what_was_started(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_threads_are_shared_out(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for known, expected in (("", "3"), ("2", "2")):
+def test_threads_and_the_gpu_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "usable_cores", lambda: 7)
+    for known, expected in (("", "3"), ("5", "5")):
         monkeypatch.setenv("OMP_NUM_THREADS", known) if known else monkeypatch.delenv("OMP_NUM_THREADS")
-        said = '{"kind": "model", "done": 1, "rounds": 1, "clients": 9, "models": %s}'
-        command = (sys.executable, "-S", "-c", f"import os; print({said!r} % os.environ['OMP_NUM_THREADS'])")
-        child = comparing.Child(comparing.PlannedRun("local", 0, tmp_path, command), threads=3)
+        said = '{"kind": "model", "done": 1, "rounds": 1, "clients": %s, "models": %s}'
+        told = f"import os; print({said!r} % (os.environ['FEDLOOM_RUNS_AT_ONCE'], os.environ['OMP_NUM_THREADS']))"
+        child = comparing.Child(comparing.PlannedRun("local", 0, tmp_path, (sys.executable, "-S", "-c", told)), jobs=2)
         child.process.wait(20)
         assert child.news() == f"personal model {expected} ()" and child.failure() is None
+        assert '"clients": 2' in os.pread(child.output.fileno(), 1000, 0).decode()
+
+
+@pytest.mark.parametrize(
+    ("device", "runs", "workers", "share"), [("cuda", "6", 0, 0.95 / 6), ("cuda", "3", 2, 0.95 / 6), ("cuda", "", 1, 0.95)]
+)
+def test_runs_and_workers_keep_to_their_part_of_a_gpu(
+    device: str, runs: str, workers: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLOOM_RUNS_AT_ONCE", runs) if runs else monkeypatch.delenv("FEDLOOM_RUNS_AT_ONCE", raising=False)
+    taken: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", taken.append)
+    share_gpu(torch.device("cpu"), workers)
+    assert taken == []
+    share_gpu(torch.device(device), workers)
+    assert taken == [pytest.approx(share)]
+
+
+def test_a_run_alone_may_take_the_whole_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: pytest.fail(f"took {share}"))
+    share_gpu(torch.device("cuda"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_runs_end_with_a_comparison_that_is_killed(tmp_path: Path) -> None:
+    """Nobody else would end them, and the same command could not go on with folders that they still use."""
+    program = (
+        "import os, signal, sys; from pathlib import Path; from fedloom import comparing; "
+        "child = comparing.Child(comparing.PlannedRun('local', 0, Path(), (sys.executable, '-S', '-c', 'import time; time.sleep(9)')), 1); "
+        "print(child.process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    status, until = Path(f"/proc/{int(run.stdout)}/stat"), time.monotonic() + 10
+    while (alive := status.exists() and status.read_text().split()[2] != "Z") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive, run.stderr
 
 
 def test_a_finished_run_that_has_lost_its_split_is_named(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:

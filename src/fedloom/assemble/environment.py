@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -14,6 +15,9 @@ import torch
 import fedloom
 from fedloom.core.errors import InvalidConfig
 
+AT_ONCE = "FEDLOOM_RUNS_AT_ONCE"  # told to the runs of a comparison: how many share this machine, and so its GPU
+USABLE = 0.95  # of the memory of a GPU that processes share
+
 
 def usable_device(wanted: str, key: str = "device") -> torch.device:
     """wanted: auto, cpu or cuda."""
@@ -22,6 +26,13 @@ def usable_device(wanted: str, key: str = "device") -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig(f"{key} is cuda, but torch finds no GPU. Use {key}=cpu", key=key)
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def share_gpu(device: torch.device, workers: int = 0) -> None:
+    """Keep this process to its part of a GPU's memory, which decides how much it does at once. workers: of its run, if it is one."""
+    runs = int(os.environ.get(AT_ONCE, "1"))
+    if device.type == "cuda" and (workers or runs > 1):
+        torch.cuda.set_per_process_memory_fraction(USABLE / (max(1, workers) * runs))
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedloom.assemble.builder import Built, build
-from fedloom.assemble.environment import environment, usable_device
+from fedloom.assemble.environment import environment, share_gpu, usable_device
 from fedloom.config import Settings, from_run, map_paths, read_toml, tier_of_each, to_toml, without_components
 from fedloom.core.client_site import PersonalModel
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder, UnusablePlugin
@@ -165,6 +165,7 @@ def _execute(settings: Settings, store: Store, watcher: Watcher, resumed: bool) 
 
 
 def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool, device: torch.device) -> RunResult:
+    share_gpu(device)
     dataset = once(lambda: read(settings.data), "data", settings.data)  # before the folder is touched: most mistakes show here
     built = build(settings, dataset, device, store.folder / WEIGHTS if resumed else Path(settings.weights))
     account, initial = Account(settings.privacy, settings.participants), built.method.start(settings.seed)
@@ -252,9 +253,8 @@ def simulation(settings_text: str, split: Arrays, start: Arrays) -> Simulation:
     """The client half of a run, in another process: it reads the data itself."""
     settings = from_run(tomllib.loads(settings_text), trust_plugins=True)
     dataset, device = read(settings.data), device_of(settings)
-    if device.type == "cuda":  # shared by this many
-        own = settings.components[settings.engine]
-        torch.cuda.set_per_process_memory_fraction(0.95 / (own.workers if settings.engine == "processes" else own.per_gpu))
+    own = settings.components[settings.engine]
+    share_gpu(device, own.workers if settings.engine == "processes" else own.per_gpu)
     built = build(settings, dataset, device, start={name: torch.tensor(array) for name, array in start.items()})
     return built.method, Federation(dataset, Split.from_arrays(dict(split), own_tests=settings.split.test > 0), device).data_of
 
