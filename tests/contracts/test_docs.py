@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from fedloom.methods.base import METHODS
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
@@ -72,6 +74,19 @@ def test_the_first_page_leads_to_every_method_and_space() -> None:
     first = (DOCS / "index.md").read_text()
     pages = [str(page.relative_to(DOCS)) for folder in ("methods", "spaces") for page in sorted((DOCS / folder).glob("*.md"))]
     assert [page for page in pages if f"]({page})" not in first] == []
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_the_page_of_every_method_holds_it_against_its_paper(method: str) -> None:
+    """A table: item of the paper, what it is here, how that deviates; and the file that the reader finds it in."""
+    text = (DOCS / "methods" / f"{method}.md").read_text()
+    assert f"](../../src/fedloom/methods/{method}.py)" in text
+    _, found, rest = text.partition("| item of the paper | ours | deviation |\n|---|---|---|\n")
+    rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rest.partition("\n\n")[0].splitlines()]
+    assert found and len(rows) >= 5, "the page needs a table of at least five items"
+    for row in rows:
+        assert len(row) == 3 and row[0].strip() and row[1].strip(), row
+    assert any("ormalisation" in cell for row in rows for cell in row), "how are statistics of normalisation kept?"
 
 
 @pytest.mark.parametrize("name", ["settings.md", "commands.md", "errors.md", "python.md"])

@@ -23,6 +23,7 @@ from fedloom.testing.played import Played
 from support.untrained import fake_generator
 
 FIXED = ("fedavg", "fedrep", "ditto", "scaffold", "fedmn")  # methods on one fixed network that differ most
+WITH_ATTENTION = {("fedtp", "networks"): ("fedtp.architecture=vit",)}  # which one of the named networks has
 LARGER = {"perfedsde": ("perfedsde.iterations=2", "perfedsde.population=5")}  # the second iteration searches on what the first found
 
 
@@ -40,7 +41,8 @@ def cases() -> Iterator[Any]:
         for number, space in enumerate(own):
             late = number or (issubclass(method.make, FixedNetwork) and method.name not in FIXED)
             marks = [pytest.mark.slow] if late else []
-            changes = (f"method={method.name}", f"space={space}", *LARGER.get(method.name, ()))
+            more = (*LARGER.get(method.name, ()), *WITH_ATTENTION.get((method.name, space), ()))
+            changes = (f"method={method.name}", f"space={space}", *more)
             yield pytest.param(("", *changes), marks=marks, id=f"{method.name} on {space}")
 
 

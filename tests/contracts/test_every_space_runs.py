@@ -61,6 +61,7 @@ def test_run_and_resume(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, spac
     costs = [supernet.space.cost(supernet.space.named[name]).macs for name in ("smallest", "medium")]
     most, start = sum(costs) / 2, tmp_path / "start.safetensors"
     changes = {"": [], "budget": [f"budget.macs={most}"], "weights": [f"weights={start}"]}[limit] + without_generator(space)
+    changes += ["fedtp.architecture=vit"] if (method, space) == ("fedtp", FIXED) else []  # the named network that has attention
     save_weights(start, supernet, weights_of(supernet), {})
     copies: list[Path] = []
 

@@ -15,7 +15,10 @@ from fedloom.core.seeds import rng
 from fedloom.spaces.base import SPACES, ImageShape
 from fedloom.supernets.base import Supernet, Weights, make_supernet
 from fedloom.training import graphs
-from fedloom.training.local import Trainer, beside, one_of
+from fedloom.training.adaptation import Adaptation
+from fedloom.training.holds import Pull
+from fedloom.training.local import NetworkJob, Trainer, beside, one_of
+from fedloom.training.objectives import Modules, NearMean
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
 from fedloom.training.recipe import TrainingSettings
@@ -59,6 +62,51 @@ def test_replayed_steps_equal_eager_steps(supernet: Supernet[Any], monkeypatch: 
             patch.setattr(graphs, "WORTH_A_GRAPH", 10**9)
             assert distance(trained(examples), replayed, plain) < 0.05
         assert distance(replayed, again, plain) < 0.05
+
+
+def jobs_of(kind: str, supernet: Supernet[Any], plain: Weights) -> list[NetworkJob]:
+    """Two clients' training by a method on one fixed network."""
+    near = {name: tensor + 0.01 for name, tensor in plain.items()}
+    slope = {name: torch.full_like(tensor, 1e-3) for name, tensor in plain.items()}
+    weight, _ = supernet.classifier(plain)
+    nothing = torch.zeros(plain[weight].shape[1], device=plain[weight].device)
+    beside = {NearMean.SHIFT: nothing, NearMean.MEAN: nothing + 0.1}
+    body = {name: tensor for name, tensor in plain.items() if not supernet.in_head(name)}
+    pool = {f"module{number}/{name}": plain[name] * (1 + number) for number in range(3) for name in plain if name not in body}
+    gates = {Modules.GATES: torch.tensor([0.1, -0.1, 0.05], device=plain[weight].device)}
+    changes: dict[str, Any] = {
+        "fedprox": {"pull": Pull(near, 0.5)},
+        "scaffold": {"pull": Pull(near, 0.0, slope)},
+        "fedrep": {"part": "head"},
+        "fedbabu": {"part": "body"},
+        "perfedavg": {"adaptation": Adaptation(0.01)},
+        "perfedavg, Hessian-free": {"adaptation": Adaptation(0.01, 1e-2)},
+        "dbe": {"plain": {**plain, **beside}, "objective": NearMean(50.0)},
+        "fedmn": {"plain": {**body, **pool, **gates}, "objective": Modules(3)},
+    }
+    medium, rates = supernet.space.named["medium"], [0.02, 0.01]
+    usual = (NetworkJob(plain, medium, examples_of(count), rates, np.random.default_rng(count)) for count in (120, 100))
+    return [replace(job, **changes[kind]) for job in usual]
+
+
+KINDS = ["fedprox", "scaffold", "fedrep", "fedbabu", "perfedavg", "perfedavg, Hessian-free", "dbe", "fedmn"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replayed_steps_of_every_method_equal_eager_steps(kind: str, supernet: Supernet[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two networks in a stack, the second time by the graph that the first left."""
+    plain = {name: tensor.cuda() for name, tensor in supernet.plain(supernet.initial(0), supernet.space.named["medium"]).items()}
+    trainer = Trainer(supernet, replace(SETTINGS, precision="full"), PIXELS)
+
+    def trained() -> list[Weights]:
+        return [one.weights for one in trainer.train_networks(jobs_of(kind, supernet, plain))]
+
+    replayed, again, starts = trained(), trained(), [job.plain for job in jobs_of(kind, supernet, plain)]
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "WORTH_A_GRAPH", 10**9)
+        eager = Trainer(supernet, replace(SETTINGS, precision="full"), PIXELS).train_networks(jobs_of(kind, supernet, plain))
+    for one, other, third, start in zip(replayed, again, eager, starts, strict=True):
+        assert distance(third.weights, one, start) < 0.05 and distance(one, other, start) < 0.05
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "nesterov", "adamw"])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedloom.assemble import new_run
@@ -14,6 +15,10 @@ from fedloom.core.errors import ClientFailed, InvalidConfig
 from fedloom.engine.inline import ON_A_GPU, InlineSettings
 from fedloom.engine.run import Watcher
 from fedloom.methods.base import METHODS
+from fedloom.methods.fixed import FixedNetwork
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.methods.local import Local
+from fedloom.testing import Played
 from fedloom.training.local import Trainer
 from fedloom.training.scoring import Scorer
 from support.perfedsde import ANCHORED
@@ -33,6 +38,22 @@ def test_ten_runs_are_equal(method: str, execution: str, tiny: Tiny, nobody: Wat
     for number in range(9):
         new_run(settings, tmp_path / str(number), nobody)
         assert content(tmp_path / str(number)) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if issubclass(entry.make, FixedNetwork | Local | HeteroFL)])
+def test_stacks_in_half_precision_keep_weights_in_full(method: str, tiny: Tiny) -> None:
+    """As on a GPU by default, but on a CPU: nothing that a method computes itself meets numbers of the other precision."""
+    small = ("clients=4", "participants=3", "rounds=3", "split.size=40", "training.batch=12")
+    played = Played(tiny(f"method={method}", "training.precision=half", "training.execution=masked", *small))
+    answers = [answer for _ in range(0 if method == "local" else 3) for answer in played.round()]
+    arrays = [array for answer in answers for array in answer.report.arrays.get("update", {}).values()]
+    arrays += [array for answer in answers for array in answer.memory.arrays.values()]
+    for client in played.federation.names:
+        model = played.farewell(client).model
+        assert model is not None
+        arrays += list(model.arrays.values())
+    assert {str(array.dtype) for array in arrays} <= {"float32", "int32"} and all(np.isfinite(array).all() for array in arrays)
 
 
 @pytest.mark.parametrize("execution", ["auto", "masked"])

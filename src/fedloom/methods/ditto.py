@@ -4,7 +4,8 @@ The shared network w is trained and averaged as in FedAvg. Beside it every clien
 lambda / 2 |v - w_t|^2, which holds it near the shared network w_t that it received. v never leaves the client.
 
 Deviations: SGD has the momentum and the falling rates of ``training``; v makes as many steps as w; at the end v is tuned once more near the
-final w, and validation data choose the rate, untuned among the candidates. Normalisation statistics are measured at each client.
+final w, and validation data choose the rate, untuned among the candidates, then the strength if there are ``pulls``. Normalisation
+statistics are measured at each client.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
 from fedloom.methods.fixed import FixedNetwork, FixedSettings, FixedState, Visit
 from fedloom.supernets.base import Weights
+from fedloom.training.finetuning import Finalist
 from fedloom.training.holds import Pull
 
 
 @dataclass(frozen=True)
 class DittoSettings(FixedSettings):
     pull: float = setting(1.0, "lambda: how strongly a client's own network is held near the shared one; 0: not at all", low=0)
+    pulls: tuple[float, ...] = setting((), "further lambdas that each client tries at the end, at the rate chosen for pull", low=0)
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,9 @@ class Ditto(FixedNetwork[DittoState]):
         return Answer(report, ClientMemory(tools.arrays(personal.weights)), diary)
 
     def finish(self, visit: Visit) -> Answer:
-        pull, seed = self._pull(visit), visit.instruction.seed
-        model, diary = self.tools.personalise(visit.site, visit.architecture, self._own(visit), seed, pull=pull)
+        own, pull, seed = self._own(visit), self._pull(visit), visit.instruction.seed
+        others = [Finalist(visit.architecture, own, "whole", pull._replace(strength=strength)) for strength in self.settings.pulls]
+        model, diary = self.tools.personalise(visit.site, visit.architecture, own, seed, others, pull=pull)
         return Answer(Report(visit.instruction.client, visit.instruction.round), visit.site.memory, diary, model)
 
     def _own(self, visit: Visit) -> Weights:

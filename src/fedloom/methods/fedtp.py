@@ -27,7 +27,7 @@ from fedloom.methods.base import METHODS
 from fedloom.methods.fixed import FixedNetwork, FixedSettings, FixedState
 from fedloom.training.hypernetwork import Wanted, initial, made, moved
 
-PROJECTION = re.compile(r"\.attention\.(query|key|value)\.weight$")
+PROJECTION = re.compile(r"(\.attention\.(query|key|value)|\.parts)\.weight$")  # in `networks` all three are one array
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class FedTP(FixedNetwork[FedTPState]):
     settings: FedTPSettings
 
     state: ClassVar[type[Any]] = FedTPState
-    spaces: ClassVar[tuple[str, ...]] = ("nasvit",)  # those with attention
+    spaces: ClassVar[tuple[str, ...]] = ("nasvit", "networks")  # those with attention
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> FedTPState:
@@ -66,7 +66,12 @@ class FedTP(FixedNetwork[FedTPState]):
         projections = {name: array for name, array in state.weights.items() if PROJECTION.search(name)}
         if not projections:
             what = f"{state.architecture} has no self-attention, whose projections fedtp makes"
-            raise InvalidConfig(f"{what}. Choose another fedtp.architecture, or space=nasvit", key="fedtp.architecture")
+            cure = (
+                "Set fedtp.architecture=vit"
+                if self.tools.space.name == "networks"
+                else "Choose another fedtp.architecture, or space=nasvit"
+            )
+            raise InvalidConfig(f"{what}. {cure}", key="fedtp.architecture")
         hypernetwork = initial(rng(seed, "hypernetwork"), [settings.embedding, *[settings.hidden] * settings.layers], projections)
         return replace(
             state,

@@ -47,3 +47,24 @@ def test_the_end_tunes_the_own_network_near_the_shared_one(tiny: Callable[..., S
         pulled = other.model.arrays[name] - one.model.arrays[name]
         assert pulled == pytest.approx(-0.02 * 0.5 * (own - shared[name]), abs=1e-6), name
     assert held.method.epochs(5) == 10 and other.memory.arrays == known
+
+
+def test_a_client_may_choose_another_pull_at_the_end(tiny: Callable[..., Settings]) -> None:
+    """What it ends with is what the chosen lambda gives alone; each is tuned from the client's own network."""
+    near = ("method=ditto", "ditto.pull=30", *ONE_STEP, "training.choice=accuracy", "training.finetune_epochs=4")
+    ends = []
+    for changes in ((), ("ditto.pulls=[0, 1]",), ("ditto.pull=0",), ("ditto.pull=1",)):
+        played = Played(tiny(*near))
+        for _ in range(2):
+            played.round()
+        other = Played(tiny(*near, *changes))
+        instruction = played.method.farewell(played.state, client := played.federation.names[0])
+        ends.append(other.answer(instruction, played.memories[client]))
+    held, chosen, *alone = ends
+    assert "finalist" not in held.diary.notes and chosen.diary.trained_macs == pytest.approx(held.diary.trained_macs * 3)
+    same = [held, *alone][int(chosen.diary.notes["finalist"])]
+    assert chosen.model is not None and same.model is not None
+    for name, array in chosen.model.arrays.items():
+        assert np.array_equal(array, same.model.arrays[name]), name
+    scores = [one.diary.validation_accuracy for one in (held, *alone)]
+    assert chosen.diary.validation_accuracy == max(scores)

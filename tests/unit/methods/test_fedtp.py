@@ -67,9 +67,20 @@ def test_the_end_uses_the_clients_embedding_or_the_typical_one(played: Played) -
             assert np.array_equal(instruction.arrays["weights"][name], array), name
 
 
+def test_the_transformer_of_the_paper_has_personal_projections(tiny: Callable[..., Settings]) -> None:
+    """Six blocks; in each the rows of one array are queries, keys and values."""
+    played = Played(tiny("method=fedtp", "space=networks", "fedtp.architecture=vit"))
+    shapes = {name: array.shape for name, array in played.state.projections.items()}
+    assert len(shapes) == 6 and all(rows % 3 == 0 for rows, _ in shapes.values())
+    one, other = (instruction.arrays["weights"] for instruction in played.method.plan(played.state, played.federation.names))
+    assert {name for name in one if not np.array_equal(one[name], other[name])} == set(shapes)
+
+
 def test_spaces_without_attention_are_refused(tiny: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidConfig, match=r"not defined on mobilenetv3.*space=nasvit"):
         tiny("method=fedtp", "space=mobilenetv3")
+    with pytest.raises(InvalidConfig, match=r"no self-attention.*Set fedtp\.architecture=vit"):
+        Played(tiny("method=fedtp", "space=networks"))
     monkeypatch.setattr(fedtp.FedTP, "spaces", ())
     with pytest.raises(InvalidConfig, match="no self-attention"):
         Played(tiny("method=fedtp", "space=mobilenetv3"))
