@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fedloom.supernets import fused
 from fedloom.supernets.darts_parts import add_rows, pick_rows, pooled
 from fedloom.supernets.joint_norm import joint_norm
 from fedloom.supernets.normalisation import EPS
-from support.fused import compare, error, exact_norm, images, random, vectors
+from support.fused import compare, error, exact_joint_norm, exact_norm, images, random, vectors
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 interpreted = pytest.mark.usefixtures("interpreter")
@@ -262,14 +263,7 @@ def test_joint_normalisation_of_several_groups(tokens: int, channels: int, width
     width = torch.tensor(widths)
     x = torch.where(torch.arange(channels) < width[:, None, None, None], random(3, 1 + (tokens < 10), tokens, channels) + 1, 0.0)
     given = [x, *vectors(3, channels)]  # weights are not zero where x is: they must not be looked at
-
-    def exactly(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        made = [
-            F.pad(F.layer_norm(one[..., :n], (tokens, n), eps=EPS) * w[:n] + b[:n], (0, channels - n))
-            for one, w, b, n in zip(x, weight, bias, widths, strict=True)
-        ]
-        return torch.stack(made)
-
+    exactly = partial(exact_joint_norm, widths=widths)
     compare(lambda *all: torch.vmap(joint_norm)(*all, width), exactly, given, 1e-5)
     compare(lambda *all: torch.vmap(joint_norm)(*all, width), exactly, [part.bfloat16() for part in given], 2e-2)
     compare(

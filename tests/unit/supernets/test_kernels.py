@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 
 import fused as benchmark
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedloom.supernets import fused
 from fedloom.supernets.darts_parts import add_rows, pick_rows, pooled
 from fedloom.supernets.joint_norm import joint_norm
-from support.fused import compare, error, exact_norm, images, random, vectors
+from support.fused import compare, error, exact_joint_norm, exact_norm, images, random, vectors
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 # Channels, side, kernel, stride, dilation, images: layers of MobileNetV3, NASViT and DARTS.
@@ -114,11 +115,8 @@ def test_joint_normalisation(tokens: int, channels: int, widths: tuple[int, int]
         torch.arange(channels, device="cuda") < width[:, None, None, None], random(2, 50, tokens, channels, device="cuda") + 1, 0.0
     )
 
-    def by_torch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return torch.stack([joint_norm(*one) for one in zip(x, weight, bias, width, strict=True)])
-
-    given = [part.to(dtype) for part in (x, *on_gpu(vectors(2, channels)))]
-    compare(lambda *all: torch.vmap(joint_norm)(*all, width), by_torch, given, SUMS if dtype == torch.float32 else 2e-2)
+    given, exactly = [part.to(dtype) for part in (x, *on_gpu(vectors(2, channels)))], partial(exact_joint_norm, widths=widths)
+    compare(lambda *all: torch.vmap(joint_norm)(*all, width), exactly, given, SUMS if dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.gpu
