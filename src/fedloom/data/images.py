@@ -153,5 +153,7 @@ def pixels(image: Image.Image, channels: int, side: int) -> Images:
     """(channels, side, side): upright, converted and resized, for training and predictions alike."""
     mode = MODES[channels]
     image.draft(mode, (2 * side, 2 * side))  # lets a large JPEG be decoded at a fraction of its size
-    picture = ImageOps.exif_transpose(image).convert(mode).resize((side, side), Image.Resampling.BICUBIC)
+    picture = ImageOps.exif_transpose(image).convert(mode)
+    for size in ((side, picture.height), (side, side)):  # by itself Pillow 13 goes down first for some tall images; ONNX does not
+        picture = picture.resize(size, Image.Resampling.BICUBIC)
     return np.atleast_3d(np.asarray(picture, np.uint8)).transpose(2, 0, 1)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -80,7 +81,8 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
 
 
 def _say(connection: Connection, client: str, stage: str) -> None:
-    connection.send((client, stage))
+    # As bytes: what ``send`` makes of it would lie in the traceback if the run is gone, and Python 3.13 complains as it clears that away.
+    connection.send_bytes(bytes(ForkingPickler.dumps((client, stage))))
 
 
 class WorkersLink:
