@@ -230,7 +230,8 @@ def common_folder(runs: Sequence[PlannedRun]) -> Path:
 
 def usual_jobs(settings: Settings) -> int:
     """As many processes as this one may use cores; one where they would share a GPU."""
-    gpu = settings.components[settings.engine].device != "cpu" and torch.cuda.is_available()
+    device = settings.components[settings.engine].device
+    gpu = device == "mps" or (device != "cpu" and torch.cuda.is_available())
     return usable_cores() if settings.engine == "inline" and not gpu else 1  # the others take many cores for one run
 
 

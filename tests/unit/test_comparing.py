@@ -158,6 +158,7 @@ def test_one_run_per_core_and_one_on_a_gpu(tiny: Callable[..., Settings], monkey
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5})
     assert comparing.usual_jobs(tiny("inline.device=cpu")) == 3
     assert comparing.usual_jobs(tiny("inline.device=auto")) == 1
+    assert comparing.usual_jobs(tiny("inline.device=mps")) == 1
     assert comparing.usual_jobs(tiny("engine=ray", "ray.device=cpu")) == 1  # it takes all cores for one run
     assert comparing.usual_jobs(tiny("engine=processes", "processes.device=cpu")) == 1
 

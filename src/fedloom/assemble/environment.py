@@ -14,18 +14,23 @@ import torch
 
 import fedloom
 from fedloom.core.errors import InvalidConfig
+from fedloom.core.machine import DEVICES
 
 AT_ONCE = "FEDLOOM_RUNS_AT_ONCE"  # told to the runs of a comparison: how many share this machine, and so its GPU
 USABLE = 0.95  # of the memory of a GPU that processes share
 
 
 def usable_device(wanted: str, key: str = "device") -> torch.device:
-    """wanted: auto, cpu or cuda."""
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise InvalidConfig(f"{key} must be auto, cpu or cuda, got {wanted!r}", key=key)
+    """wanted: one of ``DEVICES``."""
+    if wanted not in DEVICES:
+        raise InvalidConfig(f"{key} must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {wanted!r}", key=key)
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig(f"{key} is cuda, but torch finds no GPU. Use {key}=cpu", key=key)
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise InvalidConfig(f"{key} is mps, but torch finds no GPU of a Mac (macOS on Apple silicon). Use {key}=cpu", key=key)
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
 
 
 def share_gpu(device: torch.device, workers: int = 0) -> None:
@@ -43,7 +48,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "commit": _commit(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
     }
 

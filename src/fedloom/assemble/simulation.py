@@ -34,7 +34,7 @@ from fedloom.engine.processes import ProcessesLink, worker_processes
 from fedloom.engine.protection import Account, Protection, simulated
 from fedloom.engine.ray import RayLink, cluster, workers
 from fedloom.engine.run import Run, Watcher
-from fedloom.engine.store import Spent, Store, how_to_go_on, of_federation
+from fedloom.engine.store import Spent, Store, how_to_go_on, not_a_run, of_federation
 from fedloom.engine.sums import SummedLink, sums_of
 from fedloom.engine.visit import ClientRecords, Simulation
 from fedloom.files import read_plain, write_file
@@ -114,7 +114,7 @@ def reopen_run(folder: Path, device: torch.device | None = None, trust_plugins: 
 def saved_settings(folder: Path, trust_plugins: bool = False) -> Settings:
     """The settings of a run. trust_plugins: as for ``reopen_run``."""
     if not (folder / "config.toml").exists():
-        raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
+        raise DamagedRun(not_a_run(folder), folder=str(folder))
     try:
         return from_run(read_toml(folder / "config.toml"), trust_plugins)
     except InvalidConfig as error:

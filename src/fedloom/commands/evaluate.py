@@ -14,10 +14,10 @@ import typer
 
 from fedloom import config
 from fedloom.commands.networks import model_of
-from fedloom.commands.terminal import Plugins, PrintJson, TrustPlugins, console, say
-from fedloom.core.errors import InvalidConfig, InvalidData
+from fedloom.commands.terminal import Plugins, PrintJson, TrustPlugins, console, new_console, say
+from fedloom.core.errors import FedloomError, InvalidConfig, InvalidData
 from fedloom.files import write_file
-from fedloom.models.evaluate import Evaluated
+from fedloom.models.evaluate import Evaluated, test_part
 from fedloom.models.evaluate import evaluate as evaluated
 from fedloom.models.predict import image_files, read_model
 from fedloom.models.predict import predict as seen_in
@@ -80,6 +80,9 @@ def evaluate(
     Of a run without --client, all personal models are judged on the same images.
     """
     config.plug_in(plugin or [])
+    model = _of_client(model)
+    if model.is_dir():
+        _remark_known(model, folder)
     if model.is_dir() and not client:
         _evaluate_all(model, folder, table, trust_plugins, as_json)
         return
@@ -115,8 +118,29 @@ def _evaluate_all(run: Path, folder: Path, table: Path | None, trust_plugins: bo
     _refuse_unreadable(first.unreadable, len(first.images) + len(first.unreadable))
 
 
+def _of_client(model: Path) -> Path:
+    """A client's folder in a run is as good as the model in it."""
+    inside = model / "model.safetensors"
+    return inside if inside.is_file() else model
+
+
+def _remark_known(run: Path, images: Path) -> None:
+    """A model looks too good on images that it was trained on."""
+    try:
+        data = config.read_toml(run / "config.toml")["data"]
+        own = data["name"] in ("folder", "sites")
+        known, these = Path(data["folder"]).resolve(), test_part(images).resolve()
+    except (FedloomError, KeyError, TypeError):
+        return  # no run that trained on folders of images; model_of says what else is wrong
+    kept_apart = these.name == "test" and (these.parent / "train").is_dir()
+    if own and not kept_apart and (these.is_relative_to(known) or known.is_relative_to(these)):
+        text = f"{images} holds images that this run trained on, so its models look better here than they are. `fedloom show {run}` has"
+        new_console(stderr=True).print(f"{text} their accuracy on test images", highlight=False, soft_wrap=True)
+
+
 def _one(model: Path, client: str, trust_plugins: bool) -> Path:
     """The file of one model."""
+    model = _of_client(model)
     if model.is_dir():
         if not client:
             raise InvalidConfig(f"{model} is a folder. Of a run say which model: --client NAME")

@@ -20,7 +20,7 @@ def pretrain(
     name: Annotated[str, typer.Argument(metavar="SPACE", help="a search space; `fedloom list spaces` names them")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="settings of stages, data and space")] = None,
     folder: Annotated[Path | None, typer.Option(help="folder for the files of all stages; default: pretrain/SPACE")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps (on a Mac), or auto: a CUDA GPU if there is one")] = "auto",
     plugin: Plugins = None,
 ) -> None:
     """Train the generator of a search space and its predictor. Run it again to continue after a stop."""

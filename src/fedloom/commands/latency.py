@@ -28,7 +28,7 @@ def latency(
     channels: Annotated[int, typer.Option(min=1, help="1 for grey images, 3 for colour")] = 3,
     classes: Annotated[int, typer.Option(min=2, help="number of classes")] = 10,
     count: Annotated[int, typer.Option(min=FEWEST, help="random architectures to measure")] = 200,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps (on a Mac), or auto: a CUDA GPU if there is one")] = "cpu",
     out: Annotated[Path, typer.Option(help="file to write")] = Path("latency.json"),
 ) -> None:
     """Measure what networks of a search space take on this device, for budget.latency_table elsewhere."""

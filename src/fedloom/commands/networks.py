@@ -21,7 +21,7 @@ from fedloom.core.errors import DamagedRun, InvalidConfig, UnusablePlugin
 from fedloom.core.registry import did_you_mean
 from fedloom.core.seeds import rng
 from fedloom.data.members import read_member
-from fedloom.engine.store import Store, how_to_go_on, of_federation
+from fedloom.engine.store import Store, how_to_go_on, not_a_run, of_federation
 from fedloom.files import write_file
 from fedloom.models import foreign
 from fedloom.models.export import FORMATS, INT8, to_int8
@@ -141,7 +141,7 @@ def _file_name(text: str) -> str:
 
 def model_of(folder: Path, client: str, trust_plugins: bool) -> Path:
     if not (folder / "config.toml").exists():
-        raise DamagedRun(f"{folder} is not a run folder: it has no config.toml", folder=str(folder))
+        raise DamagedRun(not_a_run(folder), folder=str(folder))
     store, known = Store(folder), sorted(path.parent.name for path in folder.glob("clients/*/model.safetensors"))
     if client not in known:
         whose = f"personal model of {client!r}" if client else "personal models"

@@ -9,6 +9,9 @@ NO_WINDOWS = (
     "Fedloom runs on Linux and macOS. On Windows use WSL, the Windows Subsystem for Linux (`wsl --install`), and install Fedloom inside it"
 )
 
+# Where torch computes. auto: a CUDA GPU or the CPU; mps, a Mac's GPU, is used only where it is asked for.
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
 
 def usable_cores() -> int:
     """Those that this process may use, where the system says so, or else all."""

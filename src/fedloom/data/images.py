@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedloom.core.errors import InvalidData
 from fedloom.files import open_plain
@@ -136,7 +136,11 @@ def decode_one(path: Path, side: int, resize: bool) -> Images:
 @contextmanager
 def opened(file: BinaryIO, formats: tuple[str, ...]) -> Iterator[Image.Image]:
     """An image of 8 bits per channel; of 16 bits the upper 8 are taken, as pillow does for colours. ValueError for more."""
-    with Image.open(file, formats=formats) as image:
+    try:
+        found = Image.open(file, formats=formats)
+    except UnidentifiedImageError:
+        raise ValueError(f"it holds no {', '.join(formats[:-1])} or {formats[-1]} image") from None
+    with found as image:
         if image.mode.startswith("I;16"):
             yield Image.fromarray((np.asarray(ImageOps.exif_transpose(image)) >> HIGH_BYTE).astype(np.uint8))
         elif image.mode.startswith(("I", "F")):  # a conversion would clip nearly everything to white
@@ -149,5 +153,7 @@ def pixels(image: Image.Image, channels: int, side: int) -> Images:
     """(channels, side, side): upright, converted and resized, for training and predictions alike."""
     mode = MODES[channels]
     image.draft(mode, (2 * side, 2 * side))  # lets a large JPEG be decoded at a fraction of its size
-    picture = ImageOps.exif_transpose(image).convert(mode).resize((side, side), Image.Resampling.BICUBIC)
+    picture = ImageOps.exif_transpose(image).convert(mode)
+    for size in ((side, picture.height), (side, side)):  # by itself Pillow 13 goes down first for some tall images; ONNX does not
+        picture = picture.resize(size, Image.Resampling.BICUBIC)
     return np.atleast_3d(np.asarray(picture, np.uint8)).transpose(2, 0, 1)

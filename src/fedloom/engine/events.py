@@ -46,7 +46,7 @@ class Event:
         """Of a round, in words."""
         late = f"{self.late} of them too late" if self.late else ""
         accuracy = "" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
-        return ", ".join(filter(None, [f"{self.participants} clients", late, accuracy]))
+        return ", ".join(filter(None, [f"{self.participants} client{'s' * (self.participants != 1)}", late, accuracy]))
 
     def sentence(self) -> str:
         """The event in words; nothing where there is nothing to say."""
@@ -54,7 +54,8 @@ class Event:
             left = f", about {self.seconds_left:.0f} s left" if self.seconds_left >= 1 else ""
             return f"personal model {self.models} ({self.client})" + ("" if self.accuracy is None else f" {self.accuracy:.1%}") + left
         if self.kind == "round":
-            return f"round {self.done}/{self.rounds}: {self.outcome}, about {self.seconds_left:.0f} s of rounds left"
+            left = f", about {self.seconds_left:.0f} s of rounds left" if self.done < self.rounds else ""
+            return f"round {self.done}/{self.rounds}: {self.outcome}{left}"
         models = f" and {self.models} personal models" if self.models else ""
         return f"going on after round {self.done} of {self.rounds}{models}" if self.done else ""
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from fedloom.core.client_site import ClientData
+from fedloom.core.machine import DEVICES
 from fedloom.core.messages import Instruction, Report
 from fedloom.core.method import Method
 from fedloom.core.settings import setting
@@ -24,7 +25,7 @@ ON_A_GPU = 20  # clients at once
 
 @dataclass(frozen=True)
 class InlineSettings:
-    device: str = setting("auto", "where clients train: cpu, cuda, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "where clients train: cpu, cuda, mps (on a Mac), or auto: a CUDA GPU if there is one", choices=DEVICES)
     threads: int = setting(
         0, "CPU threads; 0: torch decides. Results are equal bit for bit only with equal thread counts", low=0, high=1024
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +29,7 @@ from safetensors.numpy import load_file, save_file
 from fedloom.core.client_site import ClientMemory
 from fedloom.core.errors import ClientFailed, FedloomError, one_line
 from fedloom.core.hardware import Hardware
+from fedloom.core.machine import DEVICES
 from fedloom.core.messages import Arrays, Instruction, Report, frozen
 from fedloom.core.settings import setting
 from fedloom.engine.base import ENGINES
@@ -42,7 +44,7 @@ Task = tuple[Instruction, Mapping[str, Place], ClientMemory, Hardware]  # a visi
 @dataclass(frozen=True)
 class ProcessesSettings:
     workers: int = setting(4, "processes that train clients; before the end no more than participants have work", low=1)
-    device: str = setting("auto", "where clients train: cpu, cuda, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "where clients train: cpu, cuda, mps (on a Mac), or auto: a CUDA GPU if there is one", choices=DEVICES)
     threads: int = setting(1, "CPU threads of a worker; results are equal bit for bit only with equal thread counts", low=1, high=1024)
     together: int = setting(
         0, f"clients that a worker serves at once; 0: its share of a round on a GPU, at most {ON_A_GPU}, and 1 on a CPU", low=0, high=10_000
@@ -79,7 +81,8 @@ def work(begin: Callable[[], Simulation], connection: Connection) -> None:
 
 
 def _say(connection: Connection, client: str, stage: str) -> None:
-    connection.send((client, stage))
+    # As bytes: what ``send`` makes of it would lie in the traceback if the run is gone, and Python 3.13 complains as it clears that away.
+    connection.send_bytes(bytes(ForkingPickler.dumps((client, stage))))
 
 
 class WorkersLink:

@@ -319,6 +319,11 @@ def of_federation(folder: Path) -> bool:
     return (folder / FEDERATION).exists()
 
 
+def not_a_run(folder: Path) -> str:
+    """Why a folder without config.toml is none of a run."""
+    return f"{folder} is not a run folder: it {'has no config.toml' if folder.exists() else 'does not exist'}"
+
+
 def how_to_go_on(folder: Path) -> str:
     """The command that goes on with what is in a folder."""
     if not of_federation(folder):

@@ -19,6 +19,7 @@ from fedloom import config
 from fedloom.config import RunSettings, Settings
 from fedloom.core.errors import DamagedRun, InvalidConfig, printable
 from fedloom.core.hardware import HardwareSettings
+from fedloom.core.machine import DEVICES
 from fedloom.core.reading import parse_json
 from fedloom.core.settings import setting
 from fedloom.data.images import class_name, confused, confusion
@@ -138,7 +139,7 @@ class SiteSettings:
     key: str = setting("key.pem", "this site's private key; it never leaves the site", path=True)
     images: str = setting("images", "this site's images: class folders, or train/ and test/ of class folders", path=True)
     folder: str = setting("fedloom-site", "folder for the site's memory, its model and the log of what left", path=True)
-    device: str = setting("auto", "where the site trains: cpu, cuda, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "where the site trains: cpu, cuda, mps (on a Mac), or auto: a CUDA GPU if there is one", choices=DEVICES)
     threads: int = setting(
         0, "CPU threads; 0: torch decides. Results are equal bit for bit only with equal thread counts", low=0, high=1024
     )

@@ -313,7 +313,7 @@ class Pretraining:
         drawn = DRAWN if generator.sampler.startswith("dpm") else DRAWN // 20  # many steps take long
         card |= sampler_quality(generator, self.training_architectures(), settings.seed, drawn)
         seconds = {stage: round(spent, 1) for stage, spent in self.seconds.items()}
-        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         facts = {"card": {**card, "seconds": seconds, "device": device, "data": proxy.name if proxy else ""}}
         self.progress("quality", 1, 1, "")
         networks = {"denoiser": settings.denoiser, "predictor": settings.predictor, "paper": settings.paper}

@@ -140,7 +140,7 @@ def class_likeness(features: Tensor, labels: Tensor, classes: int) -> npt.NDArra
     """(classes, classes) cosine between mean features, centred."""
     means = torch.stack([features[labels == label].mean(0) for label in range(classes)])
     unit = F.normalize(means - means.mean(0), dim=1)
-    return (unit @ unit.T).double().cpu().numpy()
+    return (unit @ unit.T).cpu().double().numpy()
 
 
 def subset_accuracies(logits: Tensor, subsets: Tensor) -> Tensor:

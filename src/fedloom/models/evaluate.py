@@ -30,9 +30,14 @@ class Evaluated:
         return float((self.probabilities.argmax(1) == self.labels).mean())
 
 
+def test_part(folder: Path) -> Path:
+    """Of train/ and test/ the latter, or else the folder itself."""
+    return folder / "test" if all((folder / part).is_dir() for part in ("train", "test")) else folder
+
+
 def evaluate(model: Model, folder: Path) -> Evaluated:
     """folder: class folders, not necessarily of all classes; or train/ and test/ of these, of which test/ is taken."""
-    place = folder / "test" if all((folder / part).is_dir() for part in ("train", "test")) else folder
+    place = test_part(folder)
     paths: list[Path] = []
     numbers: dict[str, int] = {}  # image -> its class
     for name, own in class_folders(place, least=1).items():

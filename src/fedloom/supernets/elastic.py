@@ -252,7 +252,12 @@ def squeezed(x: Tensor, weights: Mapping[str, Tensor], name: str, hidden: Tensor
 
 def sent(numbers: Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on the device, without waiting for what it computes."""
-    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)
+
+
+def precise(numbers: Tensor) -> Tensor:
+    """In float64; on the host where the device has no such numbers (``mps``)."""
+    return (numbers if numbers.device.type in ("cpu", "cuda") else numbers.cpu()).double()
 
 
 def centre(size: int, part: int) -> slice:

@@ -56,7 +56,7 @@ def plain_batch_norm(
 
 def _by_own_moments(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """As in training. On a CPU long sums are exact (see ``_moments``); for short ones that would cost a sixth of a small network's step."""
-    if x.is_cuda or x.numel() <= SHORT * x.shape[1]:
+    if not x.is_cpu or x.numel() <= SHORT * x.shape[1]:
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
     if x.numel() < FEW or under_vmap():
         weight, bias = (None if part is None else part.double() for part in (weight, bias))
@@ -73,7 +73,7 @@ def _moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     if x.is_cuda and mask is None and not under_vmap():  # two launches instead of five
         mean, inverse = torch.batch_norm_stats(x, 0.0)
         return mean, inverse.pow(-2)
-    if mask is not None or under_vmap():
+    if mask is not None or under_vmap() or not x.is_cpu:
         variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
         return (mean, variance) if mask is None else (torch.where(mask, mean, 0.0), torch.where(mask, variance, 1.0))
     x, channels = x.detach(), x.shape[1]

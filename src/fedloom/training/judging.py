@@ -45,7 +45,7 @@ def judge_model(tools: Tools, model: PersonalModel, data: ClientData) -> Judgeme
 def logits_of(network: Callable[[Tensor], Tensor], images: Tensor, at_once: int = AT_ONCE) -> Numbers:
     """(n, classes) of images (n, channels, size, size)."""
     parts = [network(images[start : start + at_once]) for start in range(0, len(images), at_once)]
-    return torch.cat(parts).double().cpu().numpy()
+    return torch.cat(parts).cpu().double().numpy()
 
 
 def _labels(examples: Examples) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -29,5 +29,7 @@ def measure_latency(supernet: Supernet[Any], architecture: Architecture, device:
             network(pixels)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+            elif device.type == "mps":
+                torch.mps.synchronize()
             seconds.append(time.perf_counter() - began)
     return 1000 * median(seconds[WARM_UP:])

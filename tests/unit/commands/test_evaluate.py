@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,35 @@ def test_what_evaluate_and_predict_refuse(fedloom_: Fedloom, finished_run: Path,
     assert "torn.png" in fedloom_("evaluate", model, tests_of_a_client).err
     (tests_of_a_client / "zero").mkdir()
     check_refused(fedloom_("evaluate", model, tests_of_a_client), InvalidData, "a class 'zero', which the model does not know")
+
+
+def test_a_client_s_folder_is_its_model(fedloom_: Fedloom, finished_run: Path, tests_of_a_client: Path) -> None:
+    model = model_of(finished_run)
+    for command in (("evaluate", "--json"), ("predict", "--json")):
+        assert (
+            fedloom_(command[0], model.parent, tests_of_a_client, *command[1:]).out
+            == fedloom_(*command, model, tests_of_a_client).out
+            != ""
+        )
+
+
+def test_images_that_were_trained_on_are_remarked_on(
+    fedloom_: Fedloom, finished_run: Path, tests_of_a_client: Path, tmp_path: Path
+) -> None:
+    def remark(trained_on: Path, images: Path = tests_of_a_client, name: str = "folder") -> bool:
+        """Whether evaluate says that a run on these images was trained on them."""
+        (finished_run / "config.toml").write_text(f"[data]\nname = {json.dumps(name)}\nfolder = {json.dumps(str(trained_on))}\n")
+        outcome = fedloom_("evaluate", finished_run, images, "--json")
+        assert outcome.code == 0 and json.loads(outcome.out)
+        return "holds images that this run trained on" in outcome.err
+
+    assert remark(tests_of_a_client) and remark(tests_of_a_client.parent, name="sites")
+    assert not remark(tmp_path / "others") and not remark(tests_of_a_client, name="digits")
+    shutil.copytree(tests_of_a_client, tmp_path / "both" / "test")
+    (tmp_path / "both" / "train").mkdir()
+    assert not remark(tmp_path / "both", tmp_path / "both")  # of these two, test/ is judged, which nothing was trained on
+
+
+def test_files_that_hold_no_image_are_named_in_plain_words(fedloom_: Fedloom, finished_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.png").write_text("<html>")
+    check_refused(fedloom_("predict", model_of(finished_run), tmp_path / "page.png"), InvalidData, "page.png (it holds no PNG, JPEG, WEBP")

@@ -203,11 +203,18 @@ def test_a_run_in_use(fedloom_: Fedloom, finished_run: Path) -> None:
 # -- refusals of `resume` ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("a file")])
-def test_a_folder_that_is_no_run(fedloom_: Fedloom, tmp_path: Path, make: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    "make, why",
+    [
+        (lambda path: None, "it does not exist"),
+        (lambda path: path.mkdir(), "it has no config.toml"),
+        (lambda path: path.write_text("a file"), "it has no config.toml"),
+    ],
+)
+def test_a_folder_that_is_no_run(fedloom_: Fedloom, tmp_path: Path, make: Callable[[Path], object], why: str) -> None:
     make(tmp_path / "mine")
     before = sorted(tmp_path.rglob("*"))
-    check_refused(fedloom_("resume", "mine"), DamagedRun, "mine is not a run folder", "config.toml")
+    check_refused(fedloom_("resume", "mine"), DamagedRun, f"mine is not a run folder: {why}")
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -302,7 +302,7 @@ def test_without_guidance_no_data_are_needed(fedloom_: Fedloom) -> None:
             ("denoiser.width must be even and a multiple of denoiser.heads",),
         ),
         (["darts", *SMALL, "guided=false", "denoiser.heads=3", "denoiser.width=9"], InvalidConfig, ("got 9 and 3",)),
-        (["darts", "guided=false", "--device", "gpu"], InvalidConfig, ("--device must be auto, cpu or cuda, got 'gpu'",)),
+        (["darts", "guided=false", "--device", "gpu"], InvalidConfig, ("--device must be auto, cpu, cuda or mps, got 'gpu'",)),
         (["darts", "guided=false", "--device", "cuda"], InvalidConfig, ("--device is cuda, but torch finds no GPU",)),
     ],
 )

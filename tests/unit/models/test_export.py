@@ -56,7 +56,7 @@ def test_onnx_gives_the_same_logits_for_any_number_of_images(exported: Exported)
     assert difference is not None and difference < 1e-4 * max(1.0, float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("shape", [(40, 23), (8, 8), (5, 60)])
+@pytest.mark.parametrize("shape", [(40, 23), (8, 8), (5, 60), (40, 100)])
 def test_onnx_sees_in_raw_images_what_predict_sees(exported: Exported, tmp_path: Path, shape: tuple[int, int]) -> None:
     """Of any size: resizing, normalisation and softmax are in the graph."""
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -67,7 +67,7 @@ def test_plain_lines(clock: Clock) -> None:
         "round 1/4: 2 clients, accuracy 50.0%, about 30 s of rounds left",
         "round 2/4: 2 clients, accuracy 50.0%, about 20 s of rounds left",
         "round 3/4: 2 clients, accuracy 50.0%, about 10 s of rounds left",
-        "round 4/4: 2 clients, accuracy 50.0%, about 0 s of rounds left",
+        "round 4/4: 2 clients, accuracy 50.0%",
         "personal model 1 (client-0) 90.0%, about 10 s left",
         "personal model 2 (client-1) 90.0%, about 5 s left",
         "personal model 3 (client-2) 90.0%",
@@ -101,6 +101,9 @@ def test_a_long_round_and_a_long_personal_model_are_not_silent(clock: Clock) -> 
         view.stage("client-0", "search")
         clock.now += 9
         view.break_silence()
+        view.participation(entry(1))
+        clock.now += 9
+        view.break_silence()
         view.round_done(2, [entry(0)])
         view.participation(entry(0, 2, 0.9, final=True))
         view.stage("client-2", "finetune")
@@ -110,6 +113,7 @@ def test_a_long_round_and_a_long_personal_model_are_not_silent(clock: Clock) -> 
         "reading images, preparing the run",
         "in round 1/2, 0 clients have answered, client-1: train for 9 s",
         "in round 2/2, 0 clients have answered, client-0: search for 9 s, about 2 s of rounds left",
+        "in round 2/2, 1 client has answered, client-0: search for 18 s",
         "personal models: 1 of 3, client-2: finetune for 8 s",
     ]
 
@@ -178,7 +182,7 @@ def test_no_line_is_lost_on_a_stream_that_is_closed_early(clock: Clock) -> None:
         clock.now += 10
         view.round_done(1, [entry(0)])
         raise ZeroDivisionError
-    assert stream.getvalue().startswith("round 1/4: 1 clients, accuracy 50.0%")
+    assert stream.getvalue().startswith("round 1/4: 1 client, accuracy 50.0%")
 
 
 def visible(text: str) -> str:

@@ -62,9 +62,9 @@ def test_a_run_that_has_little_to_show(a_finished_run: Path, fedloom_: Fedloom, 
     (little / "ledger.jsonl").write_text("")
     shutil.rmtree(little / "clients")
     result = json.loads((little / "result.json").read_text())
-    (little / "result.json").write_text(json.dumps({**result, "clients": [], "finished": False}))
+    (little / "result.json").write_text(json.dumps({**result, "clients": [], "finished": False, "rounds": 1}))
     outcome = fedloom_("show", little)
-    assert outcome.code == 0 and "not finished" in outcome.out
+    assert outcome.code == 0 and ": 1 round, not finished" in outcome.out
     assert "There are no personal models yet." in outcome.out and "there is none: no round had an accuracy" in outcome.out
 
 

@@ -41,7 +41,7 @@ def interpreter() -> Iterator[None]:
         original = interpreter._patch_lang_tensor
 
         def with_new_numpy(tensor: Any, scope: Any) -> None:
-            """numpy 2.4 makes no number of an array of one number, as Triton 3.6 expects it to."""
+            """numpy 2.4 makes no number of an array of one number, as Triton (3.6, 3.7) expects it to."""
             original(tensor, scope)
             scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from fedloom.core.result import LedgerEntry, RunResult
 from fedloom.engine.events import Event, Events
 from fedloom.report.terminal.sparks import bar, spark_line
+from fedloom.report.words import many
 
 QUIET_SECONDS = 2.0  # between two plain lines
 LONGEST_SILENCE = 8.0  # seconds, after which a plain line says what is going on
@@ -71,7 +72,7 @@ class LiveView:
         if not self._tasks:
             what = ["reading images, preparing the run"]
         elif self._done < self._rounds:
-            what = [f"in round {self._done + 1}/{self._rounds}", f"{self._answered} clients have answered", *working]
+            what = [f"in round {self._done + 1}/{self._rounds}", f"{many(self._answered, 'client has', 'clients have')} answered", *working]
         else:
             what = [f"personal models: {self._answered} of {self._clients}", *working]
         left = self._events.seconds_left() if self._tasks else 0.0

@@ -12,7 +12,7 @@ from rich.text import Text
 from fedloom.core.result import LedgerEntry, mean_and_std
 from fedloom.report.anchor import anchor_line
 from fedloom.report.terminal.sparks import bar, spark_line
-from fedloom.report.words import AT_SITES, one_class_words, privacy_words
+from fedloom.report.words import AT_SITES, many, one_class_words, privacy_words
 from fedloom.spaces.base import BlockDiagram, CellGraph, Drawing
 
 WIDTH = 24  # characters of the widest block
@@ -23,7 +23,7 @@ def run_view(card: Mapping[str, Any], entries: Sequence[LedgerEntry]) -> Iterato
     """A run: how good, round by round and client by client, and where time and bytes went. card: result.json."""
     state = "finished" if card["finished"] else "not finished"
     what = f"{card['method']} on {card['space']}, {card['dataset']}, seed {card['seed']}"
-    yield Text(f"{what}: {card['rounds']} rounds, {state}", style="bold")
+    yield Text(f"{what}: {many(card['rounds'], 'round')}, {state}", style="bold")
     by_round: dict[int, list[float]] = {}
     for entry in entries:
         if not entry.final and entry.test_accuracy is not None:
