@@ -4,12 +4,14 @@
     python benchmarks/baselines.py runs/compare-cifar10-control baselines-cifar10 --command "fedloom compare …" [--commit HASH] [--note "…"]
     python benchmarks/baselines.py --tables [NAME …]
 
-Runs that have no result are named in the record and on the screen. --tables prints records without reading runs.
+Runs that have no result are named in the record and on the screen. A record that is there gets the new rows beside its own, so that a
+comparison can be made in pieces. --tables prints records without reading runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +50,7 @@ def record_of(folder: Path) -> dict[str, Any]:
     if not known:
         sys.exit(f"{folder}: no run has a result")
     environment = known[0][1]["environment"]
-    methods: dict[str, dict[str, Any]] = {run.method: {} for run in runs}
+    methods: dict[str, dict[str, Any]] = {run.method: {} for run, _ in known}
     for run, result in known:
         other = {key: value for key, value in result["environment"].items() if value != environment[key]}
         facts = {key: result["cost"][key] for key in ("bytes_up", "bytes_down")} | ({"environment": other} if other else {})
@@ -76,6 +78,22 @@ def settings_of(runs: Sequence[PlannedRun]) -> tuple[dict[str, Any], dict[str, d
         return key.partition(".")[0] == method if key in tables else key not in common
 
     return common, {method: {key: value for key, value in own.items() if belongs(method, key)} for method, own in flat.items()}
+
+
+def joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with rows of an earlier one, which it replaces where both have them; all runs must have the same settings."""
+    differ = sorted(key for key in {*before["settings"], *now["settings"]} if before["settings"].get(key) != now["settings"].get(key))
+    if differ or any(before[what] != now[what] for what in ("dataset", "space")):
+        sys.exit(f"the record there is of other settings ({', '.join(differ) or 'data set or space'}). Choose another name")
+    other = {key: value for key, value in before["environment"].items() if value != now["environment"][key]}
+    rows = {
+        method: {seed: {**row, "environment": {**other, **row.get("environment", {})}} if other else row for seed, row in by_seed.items()}
+        for method, by_seed in before["methods"].items()
+    }
+    methods = {method: {**rows.get(method, {}), **now["methods"].get(method, {})} for method in {**rows, **now["methods"]}}
+    missing = {*before["unfinished"], *now["unfinished"]} - {f"{method}-{seed}" for method, by_seed in methods.items() for seed in by_seed}
+    own = {**before["own_settings"], **now["own_settings"]}
+    return {**now, "methods": methods, "own_settings": own, "unfinished": sorted(missing)}
 
 
 def card_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,14 +132,17 @@ def main() -> None:
         return
     if not (arguments.folder and arguments.name and arguments.command):
         parser.error("the folder of a comparison, a name for the record and --command are needed")
-    record = record_of(arguments.folder)
+    record, commands, place = record_of(arguments.folder), arguments.command, RESULTS / f"{arguments.name}.json"
     if arguments.commit:
         record["environment"] = {**record["environment"], "commit": arguments.commit}
-    write_record(arguments.name, {"command": "; ".join(arguments.command), "note": arguments.note, **record})
+    if place.exists():
+        before = json.loads(place.read_text())
+        record, commands = joined(before, record), list(dict.fromkeys([*before["command"].split("; "), *commands]))
+    write_record(arguments.name, {"command": "; ".join(commands), "note": arguments.note, **record})
     print(table(record))
     for name in record["unfinished"]:
         print(f"{name} has no result, so it is not in the table")
-    print(f"{RESULTS / arguments.name}.json")
+    print(place)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ PUBLISHED = (  # Algorithm 1
 ARMS: dict[str, tuple[str, ...]] = {
     CONTROL: FEDAVG,
     "control-twice": FEDAVG,  # as many epochs again: about the arithmetic of the search
+    "control-drift": ("method=scaffold",),  # on the anchor too
     "alone": ("method=local",),
     ALL: (),
     "published": PUBLISHED,
@@ -47,6 +48,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "restarts": ("perfedsde.restarts=true",),
     "anchor-only": ("training.evidence=1000",),  # nobody leaves the anchor, nor the first rate
     "no-rejoin": ("training.rejoin=false",),
+    "drift": ("perfedsde.drift=true",),
 }
 
 

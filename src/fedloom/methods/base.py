@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import Manifest
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.messages import EVERYBODY, FINISH, TRAIN, Arrays, Fact, Instruction, Report
+from fedloom.core.messages import EVERYBODY, FINISH, TRAIN, Arrays, Fact, Instruction, Report, frozen
 from fedloom.core.method import Method, ServerState, State
 from fedloom.core.registry import Registry
 from fedloom.core.seeds import derive_seed
@@ -82,9 +82,11 @@ class AveragingMethod(FederatedMethod[Shared]):
 
     def absorb(self, state: Shared, reports: Sequence[Report]) -> Shared:
         known: Arrays = getattr(state, "carried", {})
-        moved = self.tools.server_steps.after(state.round, Carried(state.weights, known), self._change(reports) if reports else None)
+        change = self._change(reports) if reports else None
+        moved = self.tools.server_steps.after(state.round, Carried(state.weights, known), change)
         after = replace(state, round=state.round + 1, weights=moved.weights)
-        if not (known or moved.memory):
+        kept = frozen({**moved.memory, **self.kept(state, change)})
+        if not (known or kept):
             return after
         if "carried" not in {item.name for item in fields(state)}:
             what = (
@@ -92,7 +94,11 @@ class AveragingMethod(FederatedMethod[Shared]):
             )
             cure = "Leave them out, or add it: `carried: Arrays = field(default_factory=dict)`"
             raise InvalidConfig(f"{what}. {cure}", key="averaging")
-        return replace(after, carried=moved.memory)
+        return replace(after, carried=kept)
+
+    def kept(self, state: Shared, change: Arrays | None) -> Arrays:
+        """What a method's server carries to the next round besides, from the mean of the updates alone; none: nobody reported."""
+        return {}
 
     def _change(self, reports: Sequence[Report]) -> Arrays:
         """The mean of their updates."""

@@ -33,7 +33,7 @@ from fedloom.core.architecture import Architecture
 from fedloom.core.boundary import LARGEST_COUNT, Manifest, Upload
 from fedloom.core.client_site import ClientMemory, ClientSite
 from fedloom.core.errors import InvalidConfig
-from fedloom.core.messages import FINISH, Arrays, Instruction, Report, frozen
+from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, frozen
 from fedloom.core.method import Answer
 from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
@@ -48,6 +48,7 @@ from fedloom.search.candidates import Candidates
 from fedloom.search.near import Near, grown
 from fedloom.search.standings import CRITERIA, best_of, in_order, inherited, memory_of, relative, running, standing
 from fedloom.supernets.base import Weights
+from fedloom.training.drift import Drift, remembered, to_remember
 from fedloom.training.epochs import Epochs
 from fedloom.training.finetuning import Finalist
 from fedloom.training.local import Draw, beside, one_of
@@ -110,6 +111,9 @@ class PerFedSDESettings:
         1.0, "same_weights: share of the newest score in an architecture's mean over participations; 1: only the newest", low=0.01, high=1
     )
     restarts: bool = setting(True, "momentum starts at zero in every iteration; false: once a participation")
+    drift: bool = setting(
+        False, "steps of the anchor are corrected for the client's own drift, as in SCAFFOLD; what that needs stays at client and server"
+    )
     finalists: int = setting(
         0, "architectures that are fine-tuned at the end and compared with the anchor, or with the best; 0: only the best is tuned", low=0
     )
@@ -186,14 +190,28 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         """Refuses settings that do not go together."""
         own = self.settings
         if not own.anchor:
-            for name, value, without in (("warmup", own.warmup, 0), ("distance", own.distance, 1), ("sampling", own.sampling == "near", 0)):
-                if value != without:
-                    what = f"perfedsde.{name} speaks of an anchor, and there is none. Set perfedsde.anchor, for example to medium"
-                    raise InvalidConfig(what, key=f"perfedsde.{name}")
+            given = {"warmup": own.warmup > 0, "distance": own.distance < 1, "sampling": own.sampling == "near", "drift": own.drift}
+            for name in (name for name, speaks in given.items() if speaks):
+                what = f"perfedsde.{name} speaks of an anchor, and there is none. Set perfedsde.anchor, for example to medium"
+                raise InvalidConfig(what, key=f"perfedsde.{name}")
         if own.racing < 1 and (own.same_weights or own.criterion != "accuracy"):
             what = "perfedsde.racing compares accuracies on a part of the images"
             raise InvalidConfig(f"{what}. Set it to 1 with same_weights, or with another criterion", key="perfedsde.racing")
         _ = self._anchor  # a wrong name shows before the first round
+        if own.drift and self.tools.fleet:
+            raise InvalidConfig("perfedsde.drift needs one anchor for all, and budgets differ. Set it to false", key="perfedsde.drift")
+        if own.drift and not (self.tools.training.rate and self.tools.training.optimiser == "sgd"):
+            raise InvalidConfig("perfedsde.drift needs training.optimiser=sgd and a training.rate above 0", key="perfedsde.drift")
+
+    def instruct(self, state: PerFedSDEState, client: str, action: str) -> Instruction:
+        usual, control = super().instruct(state, client, action), remembered(state.carried)
+        return replace(usual, arrays={**usual.arrays, "control": control}) if control and action == TRAIN else usual
+
+    def kept(self, state: PerFedSDEState, change: Arrays | None) -> Arrays:
+        known, last = remembered(state.carried), state.round + 1 == self.tools.rounds
+        if not self.settings.drift or last:
+            return {}
+        return to_remember(known if change is None else self._drift(state.round).mixed(known, change))
 
     def supernet_of(self, state: PerFedSDEState) -> Arrays:
         return state.weights
@@ -203,9 +221,8 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         settings, received = self.settings, self.tools.received(instruction.arrays["weights"])
         if instruction.action == FINISH:
             return self._settle(instruction, site, received)
-        training = Epochs(
-            self.tools.trainer, site, received, taught=settings.lesson if settings.anchor else 0.0, restarts=settings.restarts
-        )
+        taught, slope = settings.lesson if settings.anchor else 0.0, self._slope(instruction, site)
+        training = Epochs(self.tools.trainer, site, received, taught, settings.restarts, slope)
         if instruction.round < self._warm_rounds:
             found = self._warm_up(instruction, site, training)
         else:
@@ -280,9 +297,12 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
             peak_memory_mb=max(tools.training_memory_mb(a, stored, len(site.data.train)) for a in training.steps),
             notes={"covered_share": covered_share(coverage, update), **found.scores, **self._notes(found, best)},
         )
-        facts = {"examples": len(site.data.train)}
+        facts, memory = {"examples": len(site.data.train)}, found.memory
+        if self.settings.drift:
+            own = self._drift(instruction.round).own_way(*self._controls(instruction, site), update)
+            memory = replace(memory, arrays={**memory.arrays, **to_remember(own)})
         arrays = {name: tools.returned(group) for name, group in (("update", update), ("coverage", coverage)) if name in self.uploads}
-        return Answer(Report(instruction.client, instruction.round, arrays, facts), found.memory, diary)
+        return Answer(Report(instruction.client, instruction.round, arrays, facts), memory, diary)
 
     def _settle(self, instruction: Instruction, site: ClientSite, weights: Weights) -> Answer:
         """The final participation: the best, or the anchor and the finalists, are tuned, and one of them becomes the client's own."""
@@ -314,6 +334,22 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
 
     def _rates(self, instruction: Instruction) -> list[float]:
         return self.tools.rates(instruction.round, self.settings.iterations)
+
+    def _drift(self, round: int) -> Drift:
+        assert self._anchor
+        return Drift(self.tools, self._anchor, self.tools.rates(round, self.settings.iterations), self.settings.restarts)
+
+    @staticmethod
+    def _controls(instruction: Instruction, site: ClientSite) -> tuple[Arrays, Arrays]:
+        """The mean way of all clients and this client's own; nothing before the first."""
+        return instruction.arrays.get("control", {}), remembered(site.memory.arrays)
+
+    def _slope(self, instruction: Instruction, site: ClientSite) -> Weights | None:
+        """What corrects the drift of the anchor. Zero in the first round: there is always one, so that steps stay the same."""
+        if not self.settings.drift:
+            return None
+        shared, own = self._controls(instruction, site)
+        return self._drift(instruction.round).slope(shared, own, self.tools.trainer.steps(site.data.train))
 
     def _subnets(self, population: Sequence[Scored], round: int) -> Draw:
         """What a step trains: with an anchor, the anchor and then what is drawn."""

@@ -18,7 +18,7 @@ from fedloom.training.local import Draw, Trainer
 class Epochs:
     """Weights as they are now, how many steps trained each architecture, and the forward multiply-accumulates spent.
 
-    taught: see ``SupernetJob``. restarts: momentum starts at zero in every epoch, else it goes on.
+    taught, slope: see ``SupernetJob``. restarts: momentum starts at zero in every epoch, else it goes on.
     """
 
     trainer: Trainer
@@ -26,6 +26,7 @@ class Epochs:
     weights: Weights
     taught: float = 0.0
     restarts: bool = True
+    slope: Weights | None = None
     steps: Counter[Architecture] = field(default_factory=Counter)
     macs: int = 0
     _momenta: Tensor | None = None
@@ -34,7 +35,7 @@ class Epochs:
         """The weights after one more epoch."""
         train = self.site.data.train
         with self.site.clock("train"):
-            trained = self.trainer.train_supernet(self.weights, subnets, train, [rate], draw, self.taught, self._momenta)
+            trained = self.trainer.train_supernet(self.weights, subnets, train, [rate], draw, self.taught, self._momenta, self.slope)
         self.weights, self.steps, self.macs = trained.weights, self.steps + trained.steps, self.macs + trained.macs
         self._momenta = None if self.restarts else trained.momenta
         return self.weights

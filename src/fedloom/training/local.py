@@ -75,6 +75,7 @@ class SupernetJob:
 
     taught: if not 0, the first learns from the labels, the others from what it says before the step (in-place distillation, Yu et al.,
     ECCV 2020), and their losses count this much; else all learn from the labels. momenta: those to go on with; without them, zero.
+    slope: added to every gradient, like the weights; none: zero.
     """
 
     weights: Weights
@@ -84,6 +85,7 @@ class SupernetJob:
     rng: np.random.Generator
     taught: float = 0.0
     momenta: Tensor | None = None
+    slope: Weights | None = None
 
 
 def one_of(archive: Sequence[Architecture]) -> Draw:
@@ -143,10 +145,11 @@ class Trainer:
         rng: np.random.Generator,
         taught: float = 0.0,
         momenta: Tensor | None = None,
+        slope: Weights | None = None,
     ) -> Trained:
         """Each step draws subnets, sums their gradients on one batch and moves their regions only: momentum and decay do not
-        touch other entries. taught, momenta: see ``SupernetJob``."""
-        return together(self._train_supernets, [SupernetJob(weights, draw, examples, rates, rng, taught, momenta)])[0]
+        touch other entries. taught, momenta, slope: see ``SupernetJob``."""
+        return together(self._train_supernets, [SupernetJob(weights, draw, examples, rates, rng, taught, momenta, slope)])[0]
 
     # -- fixed networks ---------------------------------------------------------
     def _train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
@@ -170,20 +173,22 @@ class Trainer:
         """Train a network alone. after_epoch: sees the weights, which move on afterwards."""
         kind, moves = f"network {job.part} {kind_of(job.pull)} {job.lesson}", moving(self.supernet, job.part, job.plain, job.lesson.still)
         place = self._weights_in_training(kind, job.plain, job.architecture, moves=moves)
-        if job.pull is not None:
-            towards, *slope = (
-                Packed.of(_in_order(own, place.weights)).flat for own in (job.pull.towards, job.pull.slope) if own is not None
-            )
-            place.pull(towards, torch.full((), job.pull.strength, dtype=towards.dtype, device=towards.device), *slope)
+        self._pull(place, job.pull)
         step, batch = partial(self._network_step, job.architecture, job.lesson), self._batch(job.examples)
         for number, (images, labels, rate) in enumerate(self.batches(job.examples, job.rates, job.rng), 1):
             place.run(step, batch, images, labels, rate)
-            if after_epoch and number % self._steps(job.examples) == 0:
+            if after_epoch and number % self.steps(job.examples) == 0:
                 after_epoch(place.weights)
         return self._trained_network(job, place.weights.copy())
 
+    @staticmethod
+    def _pull(place: WeightsInTraining, pull: Pull | None) -> None:
+        if pull is not None:
+            towards, *slope = (Packed.of(_in_order(own, place.weights)).flat for own in (pull.towards, pull.slope) if own is not None)
+            place.pull(towards, torch.full((), pull.strength, dtype=towards.dtype, device=towards.device), *slope)
+
     def _trained_network(self, job: NetworkJob, weights: Weights) -> Trained:
-        steps = len(job.rates) * self._steps(job.examples)
+        steps = len(job.rates) * self.steps(job.examples)
         return self._trained(weights, Counter({job.architecture: steps}), images_run(job.adaptation, self._batch(job.examples)))
 
     def _network_step(
@@ -221,7 +226,7 @@ class Trainer:
                 yield SubnetStep(images, labels, rate, others, mask, teacher, float(job.taught), mask if len(subnets) == 1 else None)
 
         courses = [course(job, steps) for job, steps in zip(jobs, drawn, strict=True)]
-        starts = [Start(_in_order(job.weights, self.supernet.shapes), job.momenta) for job in jobs]
+        starts = [self._start(job) for job in jobs]
         if jobs and trains_masked(self.supernet, self.settings, jobs[0].examples.labels.device):
             ends = self.stacks.supernets(starts, courses)
         else:
@@ -229,8 +234,14 @@ class Trainer:
         trained = [self._trained(end.weights, steps, self._batch(job.examples)) for job, end, steps in zip(jobs, ends, drawn, strict=True)]
         return [replace(one, momenta=end.momenta) for one, end in zip(trained, ends, strict=True)]
 
+    def _start(self, job: SupernetJob) -> Start:
+        weights, slope = (own and _in_order(own, self.supernet.shapes) for own in (job.weights, job.slope))
+        assert weights
+        return Start(weights, job.momenta, Pull(weights, 0.0, slope) if slope else None)
+
     def _train_sliced(self, start: Start, course: Iterator[SubnetStep]) -> Start:
-        place = self._weights_in_training("supernet", start.weights, momenta=start.momenta)
+        place = self._weights_in_training(f"supernet {kind_of(start.pull)}", start.weights, momenta=start.momenta)
+        self._pull(place, start.pull)
         for images, labels, rate, subnets, mask, teacher, taught, _ in course:
             drawn = subnets if teacher is None else [teacher, *subnets]
             self._subnet_step(place, self.pixels.normalise(images), partial(self._loss, labels=labels), drawn, taught, rate, mask)
@@ -268,7 +279,7 @@ class Trainer:
             torch._foreach_add_(list(take(place.total, architecture).values()), found, alpha=taught if taught and number else 1)
             if taught and number == 0:
                 learn = partial(soft_cross_entropy, teacher=logits)
-        place.move(place.total.flat, rate, mask)
+        place.move(place.pulled(place.total.flat), rate, mask)
 
     # -- one step -----------------------------------------------------------
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -321,7 +332,8 @@ class Trainer:
     def _batch(self, examples: Sized) -> int:
         return min(self.settings.batch, len(examples))
 
-    def _steps(self, examples: Sized) -> int:
+    def steps(self, examples: Sized) -> int:
+        """In an epoch."""
         return len(examples) // self._batch(examples)
 
     def batches(self, examples: Examples, rates: Iterable[float], rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, float]]:
@@ -339,7 +351,7 @@ class Trainer:
 
     def _parts(self, examples: Sized) -> list[slice]:
         batch = self._batch(examples)
-        return [slice(start, start + batch) for start in range(0, self._steps(examples) * batch, batch)]
+        return [slice(start, start + batch) for start in range(0, self.steps(examples) * batch, batch)]
 
     def _trained(self, weights: Weights, steps: Counter[Architecture], batch: int) -> Trained:
         macs = sum(self.supernet.space.cost(architecture).macs * times * batch for architecture, times in steps.items())

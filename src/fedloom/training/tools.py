@@ -200,16 +200,16 @@ class Tools:
         self, weights: Arrays, updates: Sequence[tuple[Architecture, Arrays]], examples: Sequence[float], rule: Rule
     ) -> dict[str, Array]:
         """What updates of parts of a supernet come to by an averaging rule; zero for entries that are in no part."""
-        padded = [self._padded(part, architecture, weights) for architecture, part in updates]
+        padded = [self.padded(part, architecture, weights) for architecture, part in updates]
         coverage = [self.arrays(self.supernet.coverage({architecture: 1})) for architecture, _ in updates]
         return rule(padded, coverage, examples)
 
     def spread(self, architecture: Architecture, part: Arrays) -> dict[str, Arrays]:
         """The update of a part as one of the whole supernet, and its coverage: what can be summed without saying whose it is."""
         whole = {name: np.zeros(shape, np.float32) for name, shape in self.supernet.shapes.items()}
-        return {"update": self._padded(part, architecture, whole), "coverage": self.arrays(self.supernet.coverage({architecture: 1}))}
+        return {"update": self.padded(part, architecture, whole), "coverage": self.arrays(self.supernet.coverage({architecture: 1}))}
 
-    def _padded(self, part: Arrays, architecture: Architecture, weights: Arrays) -> dict[str, Array]:
+    def padded(self, part: Arrays, architecture: Architecture, weights: Arrays) -> dict[str, Array]:
         """A part in its place in arrays of the supernet's shapes, with zeros around it."""
         regions = self.supernet.regions(architecture)
         padded = {name: np.zeros_like(array) for name, array in weights.items()}
