@@ -19,7 +19,13 @@ PUBLISHED = (  # Algorithm 1, said in full
     *("perfedsde.criterion=accuracy", "perfedsde.renewal=1", "perfedsde.restarts=true", "perfedsde.finalists=0"),
 )
 ANCHORED = (  # the other course
-    *("perfedsde.anchor=medium", "perfedsde.distance=0.5", "perfedsde.sampling=near", "perfedsde.same_weights=true"),
+    *(
+        "perfedsde.anchor=medium",
+        "perfedsde.distance=0.5",
+        "perfedsde.sampling=near",
+        "perfedsde.same_weights=true",
+        "perfedsde.drift=true",
+    ),
     *("perfedsde.criterion=loss", "perfedsde.renewal=0.5", "perfedsde.restarts=false", "perfedsde.finalists=1", "training.choice=evidence"),
 )
 

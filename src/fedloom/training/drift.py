@@ -27,8 +27,8 @@ CONTROL = "control/"  # how names begin, in a server's and a client's memory
 
 
 def remembered(memory: Arrays) -> dict[str, Array]:
-    """A mean way, of the server or of a client; nothing before the first."""
-    return {name.removeprefix(CONTROL): array for name, array in memory.items() if name.startswith(CONTROL)}
+    """A mean way, of the server or of a client; nothing before the first. In one order, whether it comes from a file or not."""
+    return {name.removeprefix(CONTROL): memory[name] for name in sorted(memory) if name.startswith(CONTROL)}
 
 
 def to_remember(way: Mapping[str, Array]) -> dict[str, Array]:
