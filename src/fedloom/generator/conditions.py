@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.client_site import Examples
-from fedloom.supernets.elastic import precise
+from fedloom.supernets.elastic import in_float64
 
 AT_ONCE = 4096  # images: bounds memory
 NOISE = 30.0  # of 255, standard deviation
@@ -38,7 +38,7 @@ def _blurred(images: Tensor) -> Tensor:
 
 def _noisy(images: Tensor) -> Tensor:
     """The noise follows from the images: the same ones are always the same."""
-    seed = int(precise(images).sum().item()) % 2**31
+    seed = int(in_float64(images).sum().item()) % 2**31
     draw = torch.Generator(images.device).manual_seed(seed)
     return images + NOISE * torch.randn(images.shape, generator=draw, device=images.device)
 

@@ -255,7 +255,7 @@ def sent(numbers: Tensor, device: torch.device) -> Tensor:
     return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)
 
 
-def precise(numbers: Tensor) -> Tensor:
+def in_float64(numbers: Tensor) -> Tensor:
     """In float64; on the host where the device has no such numbers (``mps``)."""
     return (numbers if numbers.device.type in ("cpu", "cuda") else numbers.cpu()).double()
 

@@ -17,7 +17,7 @@ from fedloom.maths.perturbation import Kept, Rank
 from fedloom.maths.relaxation import Table
 from fedloom.spaces.budget import training_memory_mb
 from fedloom.supernets.base import Weights
-from fedloom.supernets.elastic import precise
+from fedloom.supernets.elastic import in_float64
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.local import gradients
 from fedloom.training.packed import Packed, flattened
@@ -95,7 +95,7 @@ class Mixtures:
         site.work.scored_macs += len(examples) * self.macs(kept)
         logits = self.logits(self.tools.pixels.normalise(examples.images), weights, kept)
         loss = float(F.cross_entropy(logits, examples.labels))
-        return float(precise(logits.argmax(1) == examples.labels).mean()), -loss
+        return float(in_float64(logits.argmax(1) == examples.labels).mean()), -loss
 
     def test(self, site: ClientSite, weights: Weights, kept: Kept, coefficients: Table | None, diary: Diary) -> Diary:
         """The diary with the accuracies of the mixture as it is, its statistics measured on training images as every network's are."""

@@ -15,7 +15,7 @@ from fedloom.core.client_site import Examples
 from fedloom.core.server_site import ServerImages
 from fedloom.maths.distillation import ensemble
 from fedloom.supernets.base import Supernet, Weights
-from fedloom.supernets.elastic import precise
+from fedloom.supernets.elastic import in_float64
 from fedloom.supernets.normalisation import Statistics
 from fedloom.training.local import Teacher
 from fedloom.training.many import groups
@@ -313,9 +313,9 @@ def _measure(logits: Tensor, labels: Tensor) -> Tensor:
 
     A network that diverged scores 0 and infinity: its argmax would be the first class, which may well be the client's commonest.
     """
-    loss = precise(F.cross_entropy(logits, labels))
+    loss = in_float64(F.cross_entropy(logits, labels))
     alive = loss.isfinite()
-    hits = precise(logits.argmax(1) == labels).mean()
+    hits = in_float64(logits.argmax(1) == labels).mean()
     return torch.stack([torch.where(alive, hits, 0.0), torch.where(alive, loss, torch.inf)])
 
 
@@ -327,4 +327,4 @@ def score_of(logits: Tensor, labels: Tensor) -> Score:
 def _losses(logits: Sequence[Tensor], request: NetworkRequest) -> tuple[Tensor, ...]:
     """(n,) cross-entropy of each image of each part, in float64; nothing if the request does not want them."""
     pairs = zip(logits, request.parts, strict=True) if request.each else ()
-    return tuple(precise(F.cross_entropy(own, part.labels, reduction="none")) for own, part in pairs)
+    return tuple(in_float64(F.cross_entropy(own, part.labels, reduction="none")) for own, part in pairs)
