@@ -281,10 +281,17 @@ def test_export_onto_itself_keeps_the_model(fedloom_: Fedloom, finished_run: Pat
     assert outcome.code == 0 and outcome.err == "" and everything(finished_run) == before
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("a file")])
-def test_export_from_a_folder_that_is_no_run(fedloom_: Fedloom, tmp_path: Path, make: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: None, "it does not exist"),
+        (lambda path: path.mkdir(), "it has no config.toml"),
+        (lambda path: path.write_text("a file"), "it has no config.toml"),
+    ],
+)
+def test_export_from_a_folder_that_is_no_run(make: Callable[[Path], object], why: str, fedloom_: Fedloom, tmp_path: Path) -> None:
     make(tmp_path / "mine")
-    check_refused(fedloom_("export", "mine", "--client", "client-000"), DamagedRun, "mine is not a run folder", "config.toml")
+    check_refused(fedloom_("export", "mine", "--client", "client-000"), DamagedRun, f"mine is not a run folder: {why}")
 
 
 def test_export_in_an_unknown_format(fedloom_: Fedloom, finished_run: Path) -> None:
