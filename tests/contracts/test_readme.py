@@ -24,6 +24,7 @@ from support.toy import FOLDER, SECONDS
 ROOT = Path(__file__).parents[2]
 MOMENTS = [*SECONDS, "denoiser.steps=2", "supernet.epochs=1", "labels.architectures=20", "predictor.steps=2"]  # no good generator
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = ("own-images.md", "own-space.md", "report.md")  # for `make slow`: CI tests what they show, in tests of each part
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -38,7 +39,11 @@ def little_is_drawn_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.mark.usefixtures("little_is_drawn_and_nothing_stays")
-@pytest.mark.parametrize("page", [page for page in PAGES if "```sh" in page.read_text()], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name in LONG)) for page in PAGES if "```sh" in page.read_text()],
+    ids=lambda page: page.name,
+)
 def test_every_snippet_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)

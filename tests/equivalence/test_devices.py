@@ -17,7 +17,7 @@ from fedloom.core.errors import InvalidConfig
 from support import other_device
 
 
-@pytest.mark.parametrize("method", ["perfedsde", pytest.param("fednas", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fedavg", *(pytest.param(method, marks=pytest.mark.slow) for method in ("perfedsde", "fednas"))])
 def test_a_run_on_another_device(method: str, tiny_file: Path, tmp_path: Path) -> None:
     here = fedloom.run(str(tiny_file), folder=tmp_path / "here", method=method)
     command = [sys.executable, other_device.__file__, str(tiny_file), str(tmp_path / "there"), method]
