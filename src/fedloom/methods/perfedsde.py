@@ -10,7 +10,7 @@ Searched like this, a subnet shares its weights with many others, is compared by
 images. A second course, beside the published one, repairs this. An ``anchor`` is trained on the labels in every step and teaches the
 drawn subnet (in-place distillation, Yu et al., ECCV 2020); it trains alone at first (``warmup``), then candidates move away from it
 (``distance``). All who are compared are scored with the same weights (``same_weights``), and at the end the anchor and ``finalists``
-are tuned before one of them is chosen.
+are tuned before one of them is chosen. ``drift`` corrects the anchor's steps as SCAFFOLD does (``training/drift.py``).
 
 Deviations and decisions: scores come from validation data (``protocol = paper`` uses test data as the paper did); the candidates of
 all iterations are drawn in one batch, which changes nothing, because neither the generator nor the client's data do; parents are
@@ -112,7 +112,7 @@ class PerFedSDESettings:
     )
     restarts: bool = setting(True, "momentum starts at zero in every iteration; false: once a participation")
     drift: bool = setting(
-        False, "steps of the anchor are corrected for the client's own drift, as in SCAFFOLD; what that needs stays at client and server"
+        False, "steps of the anchor are corrected for the client's own drift, as in SCAFFOLD; nothing more leaves a client"
     )
     finalists: int = setting(
         0, "architectures that are fine-tuned at the end and compared with the anchor, or with the best; 0: only the best is tuned", low=0
