@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedloom.supernets import fused
 from fedloom.supernets.normalisation import EPS
+from fedloom.supernets.squeeze import squeezed
 
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest number
 
@@ -66,3 +67,27 @@ def exact_joint_norm(x: Tensor, weight: Tensor, bias: Tensor, widths: Sequence[i
         for one, w, b, n in zip(x, weight, bias, widths, strict=True)
     ]
     return torch.stack(made)
+
+
+# -- squeeze-excite -----------------------------------------------------------------------------------------------------
+UNITS = 16
+
+
+def layers(channels: int, groups: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Weights and biases of both layers. Units and gates lie on both sides of where slopes jump, and far enough from there that no
+    rounding takes them across."""
+    shapes = ((UNITS, channels, 1, 1), (UNITS,), (channels, UNITS, 1, 1), (channels,))
+    reduce, of_units, restore, of_gate = (random(*groups, *shape, seed=seed) for seed, shape in enumerate(shapes, 1))
+    given = (0.1 * reduce, 2 * of_units.sign(), 0.02 * restore, 2 * (2 * of_gate).round())  # gates around -4, -2, 0, 2, 4, …
+    return [one.to(dtype) for one in given]
+
+
+def squeezed_by(x: Tensor, *given: Tensor, hidden: Tensor | None = None) -> Tensor:
+    names = ("se.reduce.weight", "se.reduce.bias", "se.restore.weight", "se.restore.bias")
+    return squeezed(x, dict(zip(names, given, strict=True)), "se", hidden)
+
+
+def exactly_squeezed(x: Tensor, reduce: Tensor, of_units: Tensor, restore: Tensor, of_gate: Tensor, hidden: Tensor | None = None) -> Tensor:
+    inside = F.relu(F.linear(x.mean((-2, -1)), reduce.flatten(-3), of_units))
+    inside = inside if hidden is None else torch.where(hidden, inside, 0.0)
+    return x * F.hardsigmoid(F.linear(inside, restore.flatten(-3), of_gate))[..., None, None]

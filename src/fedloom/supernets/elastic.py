@@ -132,6 +132,18 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.unflatten(1, x.shape[1:-1])
 
 
+def weight_gradient(gradient: Tensor, x: Tensor, shared: bool) -> Tensor:
+    """(groups or 1, outputs, inputs) of a linear layer; shared: all groups have one weight. gradient: (groups, rows, outputs)."""
+    dw = gradient.mT @ x
+    return dw.sum(0, keepdim=True) if shared else dw
+
+
+def bias_gradient(gradient: Tensor, shared: bool) -> Tensor:
+    """(groups or 1, outputs). A product is faster than the library's sum."""
+    db = (one(gradient).expand(len(gradient), 1, gradient.shape[1]) @ gradient).squeeze(1)
+    return db.sum(0, keepdim=True) if shared else db
+
+
 class _Product(torch.autograd.Function):
     """x @ weight.T + bias of several groups, in few launches. x: (groups, rows, inputs); weight: (groups or 1, outputs, inputs); bias:
     (groups or 1, outputs). Gradients are dense: torch's own of the weight is turned round, and packing it would copy it."""
@@ -151,15 +163,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        dx = dw = db = None
-        if of_x:
-            dx = gradient @ weight.expand(len(x), -1, -1)
-        if of_weight:
-            dw = gradient.mT @ x
-            dw = dw.sum(0, keepdim=True) if len(weight) < len(x) else dw
-        if of_bias:  # a product is faster than the library's sum
-            db = (one(gradient).expand(len(x), 1, gradient.shape[1]) @ gradient).squeeze(1)
-            db = db.sum(0, keepdim=True) if ctx.shared else db
+        dx = gradient @ weight.expand(len(x), -1, -1) if of_x else None
+        dw = weight_gradient(gradient, x, len(weight) < len(x)) if of_weight else None
+        db = bias_gradient(gradient, ctx.shared) if of_bias else None
         return dx, dw, db
 
     @staticmethod
@@ -241,13 +247,6 @@ def normed(
 def biased(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
     """A 1x1 convolution with a bias and without normalisation."""
     return pointwise(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
-
-
-def squeezed(x: Tensor, weights: Mapping[str, Tensor], name: str, hidden: Tensor | None = None) -> Tensor:
-    """Squeeze-excite: channels weighed by what the whole map shows; under a mask, of hidden units."""
-    inside = F.relu(biased(x.mean((-2, -1), keepdim=True), weights, f"{name}.reduce"))
-    inside = inside if hidden is None else only(inside, hidden)
-    return fused.gated(x, F.hardsigmoid(biased(inside, weights, f"{name}.restore")))
 
 
 def sent(numbers: Tensor, device: torch.device) -> Tensor:

@@ -112,13 +112,11 @@ def affine_act(x: Tensor, scale: Tensor, shift: Tensor, act: str = "none", resid
 
 
 def gated(x: Tensor, gate: Tensor) -> Tensor:
-    """x * gate: channels weighed by image. x: (n, c, h, w), gate: (n, c, 1, 1)."""
+    """x * gate: channels weighed by image. x: (n, c, h, w), gate: (n, c, 1, 1). Without gradients on a GPU."""
     if not (runs(x) and can_run(x)):
         return x * gate
-    if torch.is_grad_enabled():
-        return _Gate.apply(_last(x)[None], gate.flatten(1)[None]).squeeze(0).permute(0, 3, 1, 2)
     (x, gate), level = _in_groups((x, gate), (4, 4))
-    return _in_vmap(_image(_Gate.forward(_pixels(x), gate.flatten(2))), level)
+    return _in_vmap(_image(_kernels().weighed(_pixels(x).contiguous(), gate.flatten(2).contiguous())), level)
 
 
 # -- the same by torch --------------------------------------------------------------------------------------------------
@@ -373,28 +371,3 @@ def _forward(x: Tensor, weight: Any, bias: Any, mask: Any, residual: Any, act: s
 def _vector(vector: Tensor | None) -> Tensor | None:
     """(groups, c), a group's numbers one after the other."""
     return vector if vector is None or vector.stride(-1) == 1 else vector.contiguous()
-
-
-class _Gate(torch.autograd.Function):
-    """x: (groups, n, h, w, c); gate: (groups, n, c)."""
-
-    @staticmethod
-    def forward(x: Tensor, gate: Tensor) -> Tensor:
-        return _kernels().gated(x.contiguous(), gate.contiguous())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, gate = ctx.saved_tensors
-        return _kernels().gated_gradients(x.contiguous(), gate.contiguous(), gradient.contiguous())
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Tensor) -> tuple[Tensor, int]:
-        size = info.batch_size
-        x, gate = (
-            given.expand(size, *given.shape) if dim is None else given.movedim(dim, 0) for given, dim in zip(inputs, in_dims, strict=True)
-        )
-        return _unfolded(size, _Gate.apply(x.flatten(0, 1), gate.flatten(0, 1))), 0

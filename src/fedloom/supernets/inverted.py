@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fedloom.spaces.convolutions import InvertedBlock, Outline
 from fedloom.supernets.base import Weights, resized
-from fedloom.supernets.elastic import GROUP, Extent, normed, only, pointwise, product, squeezed
+from fedloom.supernets.elastic import GROUP, Extent, normed, only, pointwise, product
 from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics
+from fedloom.supernets.squeeze import squeezed
 
 Masks = tuple[Tensor | None, Tensor | None, Tensor | None]
 ALL: Masks = (None, None, None)  # nothing is masked

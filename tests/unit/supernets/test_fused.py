@@ -17,7 +17,19 @@ from fedloom.supernets import fused
 from fedloom.supernets.darts_parts import add_rows, pick_rows, pooled
 from fedloom.supernets.joint_norm import joint_norm
 from fedloom.supernets.normalisation import EPS
-from support.fused import compare, error, exact_joint_norm, exact_norm, images, random, vectors
+from support.fused import (
+    UNITS,
+    compare,
+    error,
+    exact_joint_norm,
+    exact_norm,
+    exactly_squeezed,
+    images,
+    layers,
+    random,
+    squeezed_by,
+    vectors,
+)
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 interpreted = pytest.mark.usefixtures("interpreter")
@@ -202,7 +214,7 @@ def test_normalisation_in_half_precision(dtype: torch.dtype) -> None:
 def test_moments_are_exact_where_means_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = importlib.import_module(f"{KERNELS}.normalisation")
     monkeypatch.setattr(kernels, "TILE", 64)  # many tiles, and
-    monkeypatch.setattr(kernels, "PROGRAMS", 5)  # several chunks of them, the last one shorter
+    monkeypatch.setattr(kernels, "SUMMING", 10)  # several chunks of them, the last one shorter
     x = images(7, 8, 5, 9) + 1000 * torch.arange(8)[:, None, None]
     x[:1, 1] += 50  # the first tile is unlike the others
     _, mean, variance = fused.norm_act_rows(x, None, None, len(x))
@@ -319,30 +331,43 @@ def test_rows_picked_side_by_side(dtype: torch.dtype) -> None:
         torch.testing.assert_close(pick_rows(rows, index, 2, rectify), beside, equal_nan=True)
 
 
-# -- without kernels -----------------------------------------------------------------------------------------------------
+# -- squeeze-excite --------------------------------------------------------------------------------------------------------
 @interpreted
 @pytest.mark.parametrize("shape", [(3, 8, 4, 4), (2, 20, 3, 5), (1, 136, 7, 7)])
-def test_channels_weighed_by_image(shape: tuple[int, ...]) -> None:
-    def by_torch(x: Tensor, gate: Tensor) -> Tensor:
-        return x * gate
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "runs", lambda x: True)  # also one network in full precision
-        compare(fused.gated, by_torch, [images(*shape), random(*shape[:2], 1, 1, seed=1)])
-        half = images(*shape, dtype=torch.bfloat16), random(*shape[:2], 1, 1, seed=1, dtype=torch.bfloat16)
-        compare(fused.gated, by_torch, list(half))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_channels_weighed_by_what_the_map_shows(shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "runs", lambda x: True)  # also one network in full precision
+    bound = 0.03 if dtype == torch.bfloat16 else None  # units and gates are rounded to eight bits before they are used
+    compare(squeezed_by, exactly_squeezed, [images(*shape, dtype=dtype), *layers(shape[1], dtype=dtype)], bound)
+    hidden = torch.arange(UNITS) < 8
+    arms = [partial(function, hidden=hidden) for function in (squeezed_by, exactly_squeezed)]
+    compare(*arms, [images(*shape, dtype=dtype), *layers(shape[1], dtype=dtype)], bound)
 
 
 @interpreted
 def test_channels_weighed_in_groups() -> None:
-    x, gate = images(2, 3, 8, 4, 4), random(2, 3, 8, 1, 1, seed=1)
-    compare(torch.vmap(fused.gated), lambda x, gate: x * gate, [x, gate])
-    compare(lambda x, gate: torch.vmap(fused.gated, in_dims=(0, None))(x, gate[0]), lambda x, gate: x * gate[0], [x, gate])
+    x, hidden = images(2, 3, 8, 4, 4), torch.arange(UNITS) < torch.tensor([[8], [16]])
+
+    def each(x: Tensor, *given: Tensor) -> Tensor:
+        rows = (exactly_squeezed(*one, hidden=there) for *one, there in zip(x, *given, hidden, strict=True))
+        return torch.stack([*rows])
+
+    def ours(x: Tensor, *given: Tensor) -> Tensor:
+        return torch.vmap(lambda x, there, *own: squeezed_by(x, *own, hidden=there))(x, hidden, *given)
+
+    compare(ours, each, [x, *layers(8, (2,))])
+    compare(  # weights that all groups share
+        lambda x, *given: torch.vmap(squeezed_by, in_dims=(0, None, None, None, None))(x, *given),
+        lambda x, *given: torch.stack([exactly_squeezed(one, *given) for one in x]),
+        [x, *layers(8)],
+    )
+    gate = random(2, 3, 8, 1, 1, seed=1)
     with torch.no_grad():
         for found in (torch.vmap(fused.gated)(x, gate), fused.gated(x, gate)):
             torch.testing.assert_close(found, x * gate)
 
 
+# -- without kernels -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_without_a_gpu_torch_computes_the_same(dtype: torch.dtype) -> None:
     x, weight = images(3, 8, 5, 5, dtype=dtype), random(8, 1, 7, 7, seed=1)

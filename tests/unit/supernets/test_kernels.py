@@ -14,7 +14,7 @@ from torch import Tensor
 from fedloom.supernets import fused
 from fedloom.supernets.darts_parts import add_rows, pick_rows, pooled
 from fedloom.supernets.joint_norm import joint_norm
-from support.fused import compare, error, exact_joint_norm, exact_norm, images, random, vectors
+from support.fused import compare, error, exact_joint_norm, exact_norm, exactly_squeezed, images, layers, random, squeezed_by, vectors
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 # Channels, side, kernel, stride, dilation, images: layers of MobileNetV3, NASViT and DARTS.
@@ -53,10 +53,15 @@ def test_depthwise_convolutions(channels: int, side: int, kernel: int, stride: i
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_channels_weighed_by_image(dtype: torch.dtype) -> None:
+def test_channels_weighed_by_what_the_map_shows(dtype: torch.dtype) -> None:
     for channels, side in ((72, 16), (480, 8), (960, 4)):
-        x, gate = images(3, 50, channels, side, side, device="cuda", dtype=dtype), random(3, 50, channels, 1, 1, device="cuda", dtype=dtype)
-        compare(torch.vmap(fused.gated), lambda x, gate: x * gate, [x, gate])
+        own = [tensor.cuda() for tensor in layers(channels, (3,), dtype)]
+        compare(
+            torch.vmap(squeezed_by),
+            lambda x, *own: torch.stack([exactly_squeezed(*one) for one in zip(x, *own, strict=True)]),
+            [images(3, 50, channels, side, side, device="cuda", dtype=dtype), *own],
+            SUMS if dtype == torch.float32 else 0.05,
+        )
 
 
 @pytest.mark.gpu

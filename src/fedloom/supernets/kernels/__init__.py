@@ -8,7 +8,7 @@ Sizes are not specialised: one compiled kernel serves all widths and batches of 
 """
 
 from fedloom.supernets.kernels.depthwise import depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient
-from fedloom.supernets.kernels.gate import gated, gated_gradients
+from fedloom.supernets.kernels.gate import gate_gradient, weighed
 from fedloom.supernets.kernels.normalisation import apply, gradients, moments
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "depthwise_forward",
     "depthwise_input_gradient",
     "depthwise_weight_gradient",
-    "gated",
-    "gated_gradients",
+    "gate_gradient",
     "gradients",
     "moments",
+    "weighed",
 ]

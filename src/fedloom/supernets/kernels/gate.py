@@ -15,8 +15,8 @@ from fedloom.supernets.kernels.launch import TILE, block_lanes, in_units, launch
 
 
 @triton.jit(do_not_specialize=["pixels", "units"])
-def gate_kernel(x, gate, y, pixels, units, UNIT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
-    """y = x * gate."""
+def weigh_kernel(x, gate, share, y, pixels, units, UNIT: tl.constexpr, HAS_SHARE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+    """y = x * gate + share / pixels."""
     c = units * UNIT
     parts, blocks = tl.cdiv(c, BC), tl.cdiv(pixels, BR)
     pid = tl.program_id(0)
@@ -26,18 +26,20 @@ def gate_kernel(x, gate, y, pixels, units, UNIT: tl.constexpr, BR: tl.constexpr,
     there = (row < pixels) & (channel < c)[None, :]
     factor = tl.load(gate + image * c + channel, mask=channel < c, other=0.0).to(tl.float32)
     places = image * pixels * c + row * c + channel[None, :]
-    tl.store(y + places, tl.load(x + places, mask=there, other=0.0).to(tl.float32) * factor[None, :], mask=there)
+    value = tl.load(x + places, mask=there, other=0.0).to(tl.float32) * factor[None, :]
+    if HAS_SHARE:
+        value += tl.load(share + image * c + channel, mask=channel < c, other=0.0).to(tl.float32)[None, :] / pixels
+    tl.store(y + places, value, mask=there)
 
 
-@triton.jit(do_not_specialize=["pixels", "units"])
-def gate_gradient_kernel(x, gate, dy, dx, dgate, pixels, units, UNIT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
-    """dx = dy * gate; dgate is the sum of dy * x over the pixels of an image."""
+@triton.jit(do_not_specialize=["pixels", "units", "scale"])
+def gate_gradient_kernel(x, dy, dgate, pixels, units, scale, UNIT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+    """dgate = scale times the sum of dy * x over the pixels of an image."""
     c = units * UNIT
     parts = tl.cdiv(c, BC)
     pid = tl.program_id(0)
     image, part = (pid // parts).to(tl.int64), pid % parts
     channel = part * BC + tl.arange(0, BC)
-    factor = tl.load(gate + image * c + channel, mask=channel < c, other=0.0).to(tl.float32)
     sums = tl.zeros((BR, BC), tl.float32)
     for start in range(0, pixels, BR):
         row = start + tl.arange(0, BR)[:, None]
@@ -45,29 +47,29 @@ def gate_gradient_kernel(x, gate, dy, dx, dgate, pixels, units, UNIT: tl.constex
         places = image * pixels * c + row * c + channel[None, :]
         slope = tl.load(dy + places, mask=there, other=0.0).to(tl.float32)
         sums += slope * tl.load(x + places, mask=there, other=0.0).to(tl.float32)
-        tl.store(dx + places, slope * factor[None, :], mask=there)
-    tl.store(dgate + image * c + channel, tl.sum(sums, 0), mask=channel < c)
+    tl.store(dgate + image * c + channel, scale * tl.sum(sums, 0), mask=channel < c)
 
 
 # -- launches -----------------------------------------------------------------------------------------------------------
-def gated(x: Tensor, gate: Tensor) -> Tensor:
-    """x: (groups, n, h, w, c), gate: (groups, n, c), both dense."""
+def weighed(x: Tensor, gate: Tensor, share: Tensor | None = None) -> Tensor:
+    """x * gate, and every pixel its part of the share. x: (groups, n, h, w, c), gate, share: (groups, n, c); all dense."""
     (images, pixels, lanes, tall), (units, unit) = _by_image(x), in_units(x.shape[-1])
     y = x.new_empty(x.shape)
     with torch.cuda.device_of(x):
         blocks = images * -(-pixels // tall) * -(-x.shape[-1] // lanes)
-        launch(gate_kernel, blocks, x, gate, y, pixels, units, unit, tall, lanes, num_warps=4)
+        given = (gate, gate if share is None else share)
+        launch(weigh_kernel, blocks, x, *given, y, pixels, units, unit, share is not None, tall, lanes, num_warps=4)
     return y
 
 
-def gated_gradients(x: Tensor, gate: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """dx and dgate."""
+def gate_gradient(x: Tensor, dy: Tensor, scale: float) -> Tensor:
+    """(groups, n, c) of the gate, times scale."""
     (images, pixels, lanes, tall), (units, unit) = _by_image(x), in_units(x.shape[-1])
-    dx, dgate = x.new_empty(x.shape), gate.new_empty(gate.shape)
+    groups, n, *_, c = x.shape
+    dgate = x.new_empty(groups, n, c)
     with torch.cuda.device_of(x):
-        blocks = images * -(-x.shape[-1] // lanes)
-        launch(gate_gradient_kernel, blocks, x, gate, dy, dx, dgate, pixels, units, unit, tall, lanes, num_warps=4)
-    return dx, dgate
+        launch(gate_gradient_kernel, images * -(-c // lanes), x, dy, dgate, pixels, units, scale, unit, tall, lanes, num_warps=4)
+    return dgate
 
 
 def _by_image(x: Tensor) -> tuple[int, int, int, int]:
