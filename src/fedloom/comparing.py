@@ -303,7 +303,7 @@ def execute(runs: Sequence[PlannedRun], jobs: int, view: RunsView) -> list[Failu
                 if child.process.poll() is None:
                     continue
                 working.remove(child)
-                failure = child.failure()
+                failure = child.failure() or _without_result(child.run)
                 failures += [failure] if failure else []
                 view.end(child.run.name, f"failed: {failure.reason}" if failure else outcome(child.run))
     finally:
@@ -380,6 +380,12 @@ def result_of(run: PlannedRun) -> dict[str, Any]:
     if result is None:
         raise DamagedRun(f"{run.folder}/result.json is not the result of a finished run", folder=str(run.folder))
     return result
+
+
+def _without_result(run: PlannedRun) -> Failure | None:
+    """A run that ended well and left nothing that can be read. The others go on."""
+    reason = f"it left no result that can be read. Remove {run.folder}, and the same command runs it again"
+    return None if finished(run.folder) else Failure(run, DamagedRun.exit_code, reason)
 
 
 def outcome(run: PlannedRun) -> str:

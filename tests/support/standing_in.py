@@ -33,5 +33,5 @@ result = {"schema": "fedloom.result/1", "finished": True, "clients": clients, "a
 (folder / "state").mkdir()
 if order.get("split", "") is not None:
     (folder / "state" / "split.safetensors").write_text(order.get("split", given["seed"]))
-(folder / "result.json").write_text(json.dumps(result))
+(folder / "result.json").write_text(order.get("result", json.dumps(result)))
 """

@@ -262,6 +262,13 @@ def test_one_that_fails_does_not_stop_the_others(orders: Callable[..., None], fe
     assert card["methods"][0]["accuracy"]["mean"] is None and card["methods"][1]["accuracy"]["mean"] == 0.625
 
 
+def test_one_whose_result_cannot_be_read_does_not_stop_the_others(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:
+    orders({"fedavg-0": {"result": '{"finished": true, "accuracy": NaN}'}, "local-0": {"sleep": 0.5}})
+    outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local", "--jobs", 2, "run.folder=it")
+    assert outcome.code == DamagedRun.exit_code and re.search(r"local +62.5 ± 12.5 ", outcome.out)
+    assert outcome.err.startswith("fedloom: 1 of 2 runs failed, first fedavg-0: it left no result that can be read. Remove it/fedavg-0")
+
+
 def test_all_fail(orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path) -> None:
     orders({"local-0": {"signal": int(signal.SIGKILL)}})
     outcome = fedloom_("compare", tiny_file, "--methods", "local")

@@ -72,7 +72,7 @@ def fit_temperature(logits: Numbers, labels: Integers) -> float:
 def reliability(probabilities: Numbers, labels: Integers) -> tuple[tuple[int, float, float], ...]:
     """Images by confidence, in bins of equal width: (images, their mean confidence, their accuracy); zeros for an empty bin."""
     confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
-    places = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    places = np.minimum((np.nan_to_num(confidence, nan=-1.0) * BINS).astype(int), BINS - 1)  # in no bin where it is not a number
     found = []
     for place in range(BINS):
         own = places == place
@@ -95,7 +95,9 @@ def rejection_threshold(probabilities: Numbers, labels: Integers) -> float:
 
 # -- all of it -----------------------------------------------------------------------------
 def calibrated(logits: Numbers, labels: Integers) -> tuple[float, float]:
-    """Temperature and threshold, from validation data."""
+    """Temperature and threshold, from validation data; 1 and 0, which change nothing, where a network's logits are not numbers."""
+    if not np.isfinite(logits).all():
+        return 1.0, 0.0
     temperature = fit_temperature(logits, labels)
     return temperature, rejection_threshold(softmax(logits / temperature, axis=1), labels)
 

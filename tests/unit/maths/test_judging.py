@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from scipy.special import softmax
@@ -65,6 +67,14 @@ def test_the_threshold_keeps_nearly_all_that_were_right() -> None:
     kept = (probabilities.max(1) >= threshold)[right].mean()
     assert 0.95 <= kept < 0.97 and threshold > 0.25
     assert judging.rejection_threshold(probabilities[~right], LABELS[~right]) == 0.0
+
+
+def test_a_network_that_diverged_leaves_numbers() -> None:
+    """What is written as JSON has no NaN in it."""
+    logits = np.where(np.arange(len(LOGITS))[:, None] == 3, np.nan, LOGITS)
+    assert judging.calibrated(logits, LABELS) == (1.0, 0.0)
+    found = judging.judge(np.full_like(LOGITS, np.nan), LABELS, np.zeros((8, 4)), 1.0, 0.0)
+    json.dumps(found.__dict__, allow_nan=False)
 
 
 def test_all_of_it_together_and_through_json() -> None:

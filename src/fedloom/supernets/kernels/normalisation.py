@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedloom.supernets.kernels.launch import TILE, block_lanes, group_step, in_units, launch
 
-AHEAD = 2  # tiles that a sum over pixels reads before it waits for the first
-SUMMING = 1024  # blocks of a sum over pixels: each has its own beginning and end, so fewer than PROGRAMS would suggest
+SUMMING = 512  # blocks of a sum over pixels; each has a beginning and an end of its own, so few are faster, down to a GPU's fill
+WASTE = 1.1  # a block may have this many times the channels that there are
 CHUNKS = 512  # most parts of a sum over pixels, so that adding them up takes little time
 
 
@@ -85,7 +85,7 @@ def _vector(vector, group, step, channel, live, c, HAS: tl.constexpr, NONE: tl.c
 @triton.jit(do_not_specialize=["rows", "each", "chunks", "units", "x_step", "mask_step"])
 def moments_kernel(
     x, mask, partial, rows, each, chunks, units, x_step, mask_step,
-    UNIT: tl.constexpr, HAS_MASK: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
+    UNIT: tl.constexpr, HAS_MASK: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """partial: (groups, chunks, 2, c), mean and sum of squared deviations of ``each`` rows. x_step: rows between groups.
 
@@ -110,14 +110,13 @@ def moments_kernel(
     shift = tl.sum(first, 0) / tl.minimum(count, BR).to(tl.float32)
     sums = tl.zeros((BR, BC), tl.float32)
     squares = tl.zeros((BR, BC), tl.float32)
-    for start in range(0, count, BR * AHEAD):
-        for tile in tl.static_range(AHEAD):
-            there = start + tile * BR + place < count
-            value = tl.load(x + tile * BR * c + offsets, mask=there & read, other=0.0).to(tl.float32)
-            value = tl.where(there, value - shift[None, :], 0.0)
-            sums += value
-            squares += value * value
-        x += AHEAD * BR * c
+    for start in range(0, count, BR):
+        there = start + place < count
+        value = tl.load(x + offsets, mask=there & read, other=0.0).to(tl.float32)
+        value = tl.where(there, value - shift[None, :], 0.0)
+        sums += value
+        squares += value * value
+        x += BR * c
     total = tl.sum(sums, 0)
     number = count.to(tl.float32)
     partial += (group.to(tl.int64) * chunks + chunk) * (2 * c) + channel
@@ -198,7 +197,7 @@ def apply_kernel(
 def gradient_sums_kernel(
     x, dy, moments, weight, bias, mask, partial, rows, each, chunks, units, x_step, dy_step, weight_step, bias_step, mask_step,
     UNIT: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
+    ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """partial: (groups, chunks, 2, c), the sums of dz and dz * normalised over ``each`` rows; dz is the gradient before act."""
     c = units * UNIT
@@ -220,17 +219,14 @@ def gradient_sums_kernel(
     read = _read(channel, live, c, HAS_MASK)
     sums = tl.zeros((BR, BC), tl.float32)
     products = tl.zeros((BR, BC), tl.float32)
-    for start in range(0, count, BR * AHEAD):
-        for tile in tl.static_range(AHEAD):
-            there = (start + tile * BR + place < count) & read
-            value = tl.load(x + tile * BR * c + offsets, mask=there, other=0.0).to(tl.float32)
-            dz = _only(tl.load(dy + tile * BR * c + offsets, mask=there, other=0.0).to(tl.float32), live, HAS_MASK)
-            normalised = _only((value - mean) * inverse, live, HAS_MASK)
-            dz *= _slope(normalised * scale + shift, ACT)
-            sums += dz
-            products += dz * normalised
-        x += AHEAD * BR * c
-        dy += AHEAD * BR * c
+    for start in range(0, count, BR):
+        there = (start + place < count) & read
+        normalised = _only((tl.load(x + offsets, mask=there, other=0.0).to(tl.float32) - mean) * inverse, live, HAS_MASK)
+        dz = _only(tl.load(dy + offsets, mask=there, other=0.0).to(tl.float32), live, HAS_MASK) * _slope(normalised * scale + shift, ACT)
+        sums += dz
+        products += dz * normalised
+        x += BR * c
+        dy += BR * c
     partial += (group.to(tl.int64) * chunks + chunk) * (2 * c) + channel
     tl.store(partial, tl.sum(sums, 0), mask=channel < c)
     tl.store(partial + c, tl.sum(products, 0), mask=channel < c)
@@ -292,10 +288,10 @@ def _apart(vector: Tensor | None) -> int:
 
 def _chunked(groups: int, rows: int, c: int) -> tuple[int, int, int, int]:
     """Rows and channels of a tile, rows of a chunk, and chunks."""
-    lanes = block_lanes(c, 128, 1.25)
+    lanes = block_lanes(c, 128, WASTE)
     tall = TILE // 2 // lanes  # its sums stay in registers
     tiles = -(-rows // tall)
-    each = -(-tiles // max(1, min(CHUNKS, SUMMING // (groups * -(-c // lanes))))) * tall
+    each = -(-tiles // min(CHUNKS, -(-SUMMING // (groups * -(-c // lanes))))) * tall
     return tall, lanes, each, -(-rows // each)
 
 
@@ -313,7 +309,7 @@ def moments(x: Tensor, mask: Tensor | None, rows: int, eps: float) -> Tensor:
         launch(
             moments_kernel, groups * chunks * -(-c // lanes),
             x, masked, partial, rows, each, chunks, units, group_step(x, c), mask_step,
-            unit, mask is not None, tall, lanes, AHEAD, num_warps=4,
+            unit, mask is not None, tall, lanes, num_warps=4,
         )  # fmt: skip
         launch(
             moments_total_kernel, groups * -(-c // 16),
@@ -329,7 +325,7 @@ def apply(
     """Normalised by the moments ``found``, or without them only scaled and shifted; then act, then the residual added."""
     groups, n, h, w, c = x.shape
     rows, (units, unit) = n * h * w, in_units(c)
-    lanes = block_lanes(c, 128, 1.25)
+    lanes = block_lanes(c, 128, WASTE)
     tall = TILE // lanes
     y = x.new_empty(x.shape)
     given = [x if part is None else part for part in (found, weight, bias, mask, residual)]
@@ -360,7 +356,7 @@ def gradients(
     with torch.cuda.device_of(x):
         launch(
             gradient_sums_kernel, groups * chunks * -(-c // lanes),
-            x, dy, found, *given, partial, rows, each, chunks, units, *steps, *flags, tall, lanes, AHEAD, num_warps=4,
+            x, dy, found, *given, partial, rows, each, chunks, units, *steps, *flags, tall, lanes, num_warps=4,
         )  # fmt: skip
         launch(gradient_total_kernel, 2 * groups * -(-c // 16), partial, totals, vectors, chunks, c, CHUNKS // 2, 16, num_warps=4)
         if dx is not None:
