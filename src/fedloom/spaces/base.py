@@ -84,6 +84,24 @@ class Tally:
         return Cost(self.parameters, self.macs, self.activations)
 
 
+class Counted(ABC):
+    """A piece of a network, which says what it costs."""
+
+    @abstractmethod
+    def count(self, tally: Tally) -> None: ...
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Counted once: many networks have the same piece."""
+        tally = Tally()
+        self.count(tally)
+        return tally.cost
+
+
+def total(costs: Sequence[Cost]) -> Cost:
+    return Cost(sum([cost.parameters for cost in costs]), sum([cost.macs for cost in costs]), sum([cost.activations for cost in costs]))
+
+
 @dataclass(frozen=True)
 class ImageShape:
     """What a network sees and says: input channels, side in pixels, number of classes."""

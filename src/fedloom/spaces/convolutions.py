@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedloom.core.architecture import Architecture
-from fedloom.spaces.base import BlockDiagram, Box, Cost, ImageShape, SearchSpace, Tally
+from fedloom.spaces.base import BlockDiagram, Box, Cost, Counted, ImageShape, SearchSpace, Tally, total
 
 
 def halved(size: int, stride: int = 2) -> int:
@@ -25,6 +25,9 @@ class Block(Protocol):
     """Any block that a network may have."""
 
     @property
+    def cost(self) -> Cost: ...
+
+    @property
     def name(self) -> str: ...  # "stage3.block1", or "first" for one before the stages
 
     @property
@@ -36,13 +39,11 @@ class Block(Protocol):
     @property
     def gives(self) -> int: ...  # numbers of one image that it hands on
 
-    def count(self, tally: Tally) -> None: ...
-
     def box(self, full: int) -> Box: ...  # full: the number of channels that is drawn at full height
 
 
 @dataclass(frozen=True)
-class InvertedBlock:
+class InvertedBlock(Counted):
     """One inverted residual block of an architecture: expansion, depth-wise convolution, squeeze-excite, projection."""
 
     name: str
@@ -86,7 +87,7 @@ class InvertedBlock:
 
 
 @dataclass(frozen=True)
-class Stem:
+class Stem(Counted):
     """What comes before the blocks: images at their side, and the first convolution."""
 
     inputs: int
@@ -107,7 +108,7 @@ class Stem:
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(Counted):
     """What comes after the blocks: a convolution, the mean of the map, features, classes."""
 
     inputs: int
@@ -126,6 +127,8 @@ class Head:
         tally.convolution(self.features, self.classes, 1, 1, norm=False, bias=True)
 
 
+# Few different ones, however many the architectures: what they cost is counted once.
+_stem, _head = lru_cache(maxsize=1024)(Stem), lru_cache(maxsize=1024)(Head)
 Kind = TypeVar("Kind", bound=Block, covariant=True)
 
 
@@ -146,15 +149,12 @@ class Outline(Generic[Kind]):
     @cached_property
     def pieces(self) -> tuple[Stem | Kind | Head, ...]:
         """The network as a chain: each works on what the one before it gives."""
-        stem = Stem(self.image.channels, self.stem, self.stem_stride, self.input_size)
-        return (stem, *self.blocks, Head(self.last, self.head, self.features, self.image.classes, self.final_size))
+        stem = _stem(self.image.channels, self.stem, self.stem_stride, self.input_size)
+        return (stem, *self.blocks, _head(self.last, self.head, self.features, self.image.classes, self.final_size))
 
     @cached_property
     def cost(self) -> Cost:
-        tally = Tally()
-        for piece in self.pieces:
-            piece.count(tally)
-        return tally.cost
+        return total([piece.cost for piece in self.pieces])
 
     @property
     def widest(self) -> int:

@@ -60,6 +60,7 @@ class MobileNetV3(OutlinedSpace[Block]):
         if len(settings.strides) != STAGES or not set(settings.strides) <= {1, 2}:
             raise InvalidConfig(f"mobilenetv3.strides must be {STAGES} numbers, each 1 or 2; got {list(settings.strides)}")
         super().__init__(settings, image)
+        self._blocks: dict[tuple[int, int, int], Block] = {}
 
     @cached_property
     def genes(self) -> tuple[Gene, ...]:
@@ -98,35 +99,50 @@ class MobileNetV3(OutlinedSpace[Block]):
         return [self.settings.input_size] * len(genes)
 
     def make_outline(self, architecture: Architecture) -> Outline[Block]:
-        def wide(channels: int) -> int:
-            return round_to_eight(channels * self.settings.width)
-
         choices = architecture.choices
         kernels, expansions, depths = choices[:20], choices[20:40], choices[40:]
-        input_size = self.settings.input_size or self.image.size
-        size = halved(input_size, self.settings.stem_stride)
-        stem = wide(STEM)
-        blocks = [Block("first", stem, stem, stem, 3, 1, False, 0, size, "relu")]
-        inputs = stem
+        blocks = [self._first]
         for stage in range(STAGES):
-            for index in range(DEPTHS[depths[stage]]):
-                gene = stage * BLOCKS + index
-                stride = self.settings.strides[stage] if index == 0 else 1
-                middle = round_to_eight(inputs * EXPANSIONS[expansions[gene]])
-                squeeze = round_to_eight(middle // 4) if SQUEEZE[stage] else 0
-                name = f"stage{stage + 1}.block{index + 1}"
-                outputs = wide(WIDTHS[stage])
-                kernel = KERNELS[kernels[gene]]
-                blocks.append(Block(name, inputs, middle, outputs, kernel, stride, True, squeeze, size, ACTIVATIONS[stage]))
-                inputs, size = outputs, blocks[-1].after
+            for gene in range(stage * BLOCKS, stage * BLOCKS + DEPTHS[depths[stage]]):
+                blocks.append(self._block(gene, kernels[gene], expansions[gene]))
         return Outline(
             image=self.image,
-            input_size=input_size,
+            input_size=self._input_size,
             stem_stride=self.settings.stem_stride,
-            stem=stem,
+            stem=self._first.inputs,
             blocks=tuple(blocks),
-            last=inputs,
-            head=wide(HEAD),
-            features=wide(FEATURES),
-            final_size=size,
+            last=blocks[-1].outputs,
+            head=self._wide(HEAD),
+            features=self._wide(FEATURES),
+            final_size=blocks[-1].after,
         )
+
+    @property
+    def _input_size(self) -> int:
+        return int(self.settings.input_size or self.image.size)
+
+    def _wide(self, channels: int) -> int:
+        return round_to_eight(channels * self.settings.width)
+
+    @cached_property
+    def _first(self) -> Block:
+        stem = self._wide(STEM)
+        return Block("first", stem, stem, stem, 3, 1, False, 0, halved(self._input_size, self.settings.stem_stride), "relu")
+
+    def _block(self, gene: int, kernel: int, expansion: int) -> Block:
+        """By the place of its genes among those of all blocks, and their choices; one for all networks that have it."""
+        choice = gene, kernel, expansion
+        if choice not in self._blocks:
+            self._blocks[choice] = self._make_block(*choice)
+        return self._blocks[choice]
+
+    def _make_block(self, gene: int, kernel: int, expansion: int) -> Block:
+        """What it receives depends on none of the choices."""
+        stage, index = divmod(gene, BLOCKS)
+        before = self._block(gene - 1, 0, 0) if gene else self._first
+        stride = self.settings.strides[stage] if index == 0 else 1
+        middle = round_to_eight(before.outputs * EXPANSIONS[expansion])
+        squeeze = round_to_eight(middle // 4) if SQUEEZE[stage] else 0
+        name, outputs = f"stage{stage + 1}.block{index + 1}", self._wide(WIDTHS[stage])
+        channels = (before.outputs, middle, outputs)
+        return Block(name, *channels, KERNELS[kernel], stride, True, squeeze, before.after, ACTIVATIONS[stage])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, Box, Gene, Genes, ImageShape, Tally, round_to_eight
+from fedloom.spaces.base import SPACES, Box, Counted, Gene, Genes, ImageShape, Tally, round_to_eight
 from fedloom.spaces.convolutions import InvertedBlock, Outline, OutlinedSpace, box, halved
 
 
@@ -87,7 +87,7 @@ class ConvolutionBlock(InvertedBlock):
 
 
 @dataclass(frozen=True)
-class AttentionBlock:
+class AttentionBlock(Counted):
     """One block of attention and two feed-forward layers, in numbers."""
 
     name: str
@@ -128,6 +128,8 @@ class AttentionBlock:
 
 
 AnyBlock = ConvolutionBlock | AttentionBlock
+# Many architectures have the same block: what it costs is counted once.
+_convolution, _attention = lru_cache(maxsize=4096)(ConvolutionBlock), lru_cache(maxsize=4096)(AttentionBlock)
 
 
 @SPACES.add("nasvit", NASViTSettings, "NASViT: 3 convolution and 4 attention stages; widths, depths, kernels, expansions, resolution")
@@ -199,11 +201,11 @@ class NASViT(OutlinedSpace[AnyBlock]):
             for index in range(depth):
                 name = f"stage{number + 1}.block{index + 1}"
                 if stage.attention and index:
-                    blocks.append(AttentionBlock(name, inputs, depth, size))
+                    blocks.append(_attention(name, inputs, depth, size))
                     continue
                 middle, stride = inputs * expansion, 1 if index else self.settings.strides[number]
                 squeeze = round_to_eight(middle // 4) if stage.squeeze else 0
-                block = ConvolutionBlock(name, inputs, middle, widths[number], kernel, stride, expansion > 1, squeeze, size)
+                block = _convolution(name, inputs, middle, widths[number], kernel, stride, expansion > 1, squeeze, size)
                 blocks.append(block)
                 inputs, size = block.outputs, block.after
         return Outline(

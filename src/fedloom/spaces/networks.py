@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.settings import setting
-from fedloom.spaces.base import SPACES, Cost, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight
+from fedloom.spaces.base import SPACES, Cost, Counted, Gene, Genes, ImageShape, SearchSpace, Tally, round_to_eight, total
 from fedloom.spaces.convolutions import InvertedBlock, halved
 
 NETWORKS = ("mobilenetv3-large", "vit", "resnet18")
@@ -62,7 +62,7 @@ class NetworksSettings:
 
 # -- what networks are made of, in numbers ------------------------------------------
 @dataclass(frozen=True)
-class Layer:
+class Layer(Counted):
     """A convolution and its normalisation."""
 
     name: str
@@ -91,7 +91,7 @@ class MobileBlock(InvertedBlock):
 
 
 @dataclass(frozen=True)
-class BasicBlock:
+class BasicBlock(Counted):
     """Two 3x3 convolutions and a shortcut, with a 1x1 convolution where the shape changes."""
 
     name: str
@@ -121,7 +121,7 @@ class BasicBlock:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Counted):
     """A layer on features; of several tokens on each."""
 
     name: str
@@ -135,7 +135,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Patches:
+class Patches(Counted):
     """Patches as tokens, a token for the class, and a learned position of each."""
 
     name: str
@@ -151,7 +151,7 @@ class Patches:
 
 
 @dataclass(frozen=True)
-class AttentionBlock:
+class AttentionBlock(Counted):
     """Attention and a hidden layer, each after a layer normalisation and beside a shortcut."""
 
     name: str
@@ -180,7 +180,7 @@ class AttentionBlock:
 
 
 @dataclass(frozen=True)
-class LastNorm:
+class LastNorm(Counted):
     """The layer normalisation of the class token, after the blocks."""
 
     name: str
@@ -233,10 +233,7 @@ class Networks(SearchSpace):
         return [self.settings.input_size] * len(genes)
 
     def cost(self, architecture: Architecture) -> Cost:
-        tally = Tally()
-        for piece in self.pieces(architecture):
-            piece.count(tally)
-        return tally.cost
+        return total([piece.cost for piece in self.pieces(architecture)])
 
     # -- the networks ------------------------------------------------------------
     def _pieces(self, architecture: Architecture) -> tuple[Piece, ...]:

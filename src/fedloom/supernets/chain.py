@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
-from fedloom.spaces.base import Cost, Tally
+from fedloom.spaces.base import Cost
 from fedloom.supernets.base import Region, Space, Supernet, Weights
 from fedloom.supernets.normalisation import Statistics
 
@@ -21,7 +21,8 @@ class Link(Protocol):
     @property
     def gives(self) -> int: ...  # numbers of one image that it hands on
 
-    def count(self, tally: Tally) -> None: ...  # its cost
+    @property
+    def cost(self) -> Cost: ...
 
 
 class Chain(Supernet[Space]):
@@ -44,9 +45,7 @@ class Chain(Supernet[Space]):
     def run_piece(self, piece: Any, x: Tensor, weights: Weights, statistics: Statistics | None = None) -> Tensor: ...
 
     def piece_cost(self, piece: Link) -> Cost:
-        tally = Tally()
-        piece.count(tally)
-        return tally.cost
+        return piece.cost
 
     def piece_gives(self, piece: Link) -> int:
         return piece.gives

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from fedloom.core.server_site import ServerImages
 from fedloom.data.augment import Augmentation, augment
 from fedloom.maths.distillation import soft_cross_entropy
 from fedloom.spaces.base import SearchSpace
-from fedloom.supernets.base import Region, Supernet, Weights
+from fedloom.supernets.base import Piece, Supernet, Weights
+from fedloom.supernets.elastic import sent
 from fedloom.training.adaptation import Adaptation, adapted, images_run, pieces
 from fedloom.training.graphs import WeightsInTraining
 from fedloom.training.holds import Part, Pull, kind_of, moving
@@ -31,7 +33,7 @@ from fedloom.training.stacked import Loss, Stacks, Start, SubnetStep, stacked, t
 from fedloom.training.together import together
 
 LESSON = 1000  # images that a teacher sees at once
-KEPT_MASKS = 100  # architectures whose trained entries are remembered, a byte each
+KEPT_MARKS = 5e8  # bytes for what pieces of architectures train, a byte for each entry
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class Trainer:
         self.supernet, self.settings, self.pixels, self.loss = supernet, settings, pixels, loss
         self.augmentation = Augmentation(settings.crop, settings.flip, settings.cutout)
         self._in_training: dict[str, tuple[Hashable, WeightsInTraining]] = {}  # the last one of each kind of network, and for the supernet
-        self._masks: dict[tuple[Architecture, ...], Tensor] = {}
-        self._marks: dict[Hashable, Tensor] = {}
+        self._marks: dict[Hashable, tuple[int, Tensor]] = {}  # of pieces, and where they begin
+        self._nothings: dict[torch.device, Tensor] = {}
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -306,27 +308,49 @@ class Trainer:
         return said[0], found
 
     def _mask(self, drawn: Sequence[Architecture], device: torch.device) -> Tensor:
-        """(entries,) which of them these architectures train, packed. Those of one architecture are remembered: an archive comes back."""
-        key = tuple(drawn)
-        if key in self._masks:
-            return self._masks[key]
-        if len(drawn) > 1:
-            return torch.stack([self._mask([architecture], device) for architecture in drawn]).any(0)
-        if len(self._masks) >= KEPT_MASKS:
-            self._masks.pop(next(iter(self._masks)))
-        regions = self.supernet.regions(drawn[0])
-        self._masks[key] = torch.cat([self._marked(name, regions.get(name), device) for name in self.supernet.shapes])
-        return self._masks[key]
+        """(entries,) which of them these architectures train, packed."""
+        masks = [self._mask_of(architecture, device) for architecture in drawn]
+        return masks[0] if len(masks) == 1 else torch.stack(masks).any(0)
 
-    def _marked(self, name: str, region: Region | None, device: torch.device) -> Tensor:
-        """A parameter's part of a mask. Few regions occur, however many the architectures."""
-        key = (name, None if region is None else tuple((part.start, part.stop) for part in region), device)
+    def _mask_of(self, architecture: Architecture, device: torch.device) -> Tensor:
+        """The marks of its pieces one after the other, nothing in between; those of pieces that share parameters one over the other."""
+        nothing, parts, over, end = self._nothing(device), [], [], 0
+        for start, marks in sorted((self._marked(piece, device) for piece in self.supernet.pieces(architecture)), key=itemgetter(0)):
+            if start < end:
+                over.append((start, marks))
+            else:
+                parts += [nothing[end:start], marks]
+                end = start + len(marks)
+        mask = torch.cat([*parts, nothing[end:]])
+        for start, marks in over:
+            mask[start : start + len(marks)].logical_or_(marks)
+        return mask
+
+    def _nothing(self, device: torch.device) -> Tensor:
+        """(entries,) of the supernet, packed: none of them."""
+        if device not in self._nothings:
+            self._nothings[device] = self._room.flat.to(device, copy=True)
+        return self._nothings[device]
+
+    def _marked(self, piece: Piece, device: torch.device) -> tuple[int, Tensor]:
+        """A piece's part of a mask, and where it begins. Few pieces occur, however many the architectures."""
+        key = (piece, device)
         if key not in self._marks:
-            marks = torch.zeros(self.supernet.shapes[name], dtype=torch.bool)
-            if region is not None:
-                marks[region] = True
-            self._marks[key] = flattened([marks]).to(device)
+            while sum(len(marks) for _, marks in self._marks.values()) > KEPT_MARKS:
+                self._marks.pop(next(iter(self._marks)))
+            regions, room = self.supernet.piece_regions(piece), self._room
+            whole = [(int(room[name].storage_offset()), room[name].numel()) for name in regions]
+            start, end = min((first for first, _ in whole), default=0), max((first + size for first, size in whole), default=0)
+            for name, region in regions.items():
+                room[name][region] = True
+            self._marks[key] = start, sent(room.flat[start:end].clone(), device)
+            room.flat[start:end] = False
         return self._marks[key]
+
+    @cached_property
+    def _room(self) -> Packed:
+        """For the marks of a piece; nothing is marked before and after."""
+        return Packed.zeros(self.supernet.shapes, torch.bool, torch.device("cpu"))
 
     # -- batches --------------------------------------------------------------
     def _batch(self, examples: Sized) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
-from fedloom.spaces.base import ImageShape, round_to_eight
+from fedloom.spaces.base import ImageShape, Tally, round_to_eight
 from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.elastic import batch_norm, centre, elastic_kernel, group_norm, pointwise
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
@@ -248,3 +249,29 @@ def test_pointwise_is_a_convolution(bias: torch.Tensor | None) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(2, 3, 4, 5, generator=generator), torch.randn(5, 3, 1, 1, generator=generator)
     torch.testing.assert_close(pointwise(x, weight, bias), F.conv2d(x, weight, bias))
+
+
+@pytest.mark.parametrize("settings", [{}, {"width": 0.35, "stem_stride": 2}, {"strides": (1, 2, 1, 2, 2), "input_size": 48}])
+def test_blocks_follow_one_another_and_cost_what_they_do_alone(settings: dict[str, object]) -> None:
+    """Blocks are made once for all architectures: each must be what a walk from the stem finds, and its cost that of a fresh one."""
+    space, draw = space_of(**settings), rng("blocks")
+    wide = space.settings.width
+    for architecture in [*space.named.values(), *(space.sample(draw) for _ in range(50))]:
+        outline, tally = space.outline(architecture), Tally()
+        kernels, expansions, depths = architecture.choices[:20], architecture.choices[20:40], architecture.choices[40:]
+        first, *blocks = outline.blocks
+        before = first
+        assert [block.name for block in blocks] == [f"stage{s + 1}.block{b + 1}" for s in range(5) for b in range(2 + depths[s])]
+        for block in blocks:
+            stage, index = int(block.name[5]) - 1, int(block.name[-1]) - 1
+            gene, stride = 4 * stage + index, space.settings.strides[stage] if index == 0 else 1
+            assert (block.inputs, block.size, block.stride) == (before.outputs, before.after, stride)
+            assert block.kernel == (3, 5, 7)[kernels[gene]]
+            assert block.middle == round_to_eight(block.inputs * (3, 4, 6)[expansions[gene]])
+            assert block.outputs == round_to_eight((24, 40, 80, 112, 160)[stage] * wide)
+            assert block.squeeze == (round_to_eight(block.middle // 4) if stage in (1, 3, 4) else 0)
+            before = block
+        assert (outline.last, outline.final_size) == (before.outputs, before.after)
+        for piece in outline.pieces:
+            replace(piece).count(tally)
+        assert space.cost(architecture) == tally.cost
