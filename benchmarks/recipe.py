@@ -5,7 +5,8 @@
     python benchmarks/recipe.py --tables [NAME …]
 
 An arm is the preset with a few settings changed; ``control`` is one fixed network, the anchor, with the same training, fine-tuning and
-rejoining. Runs lie in runs/NAME/ARM-SEED. The same command goes on where it was stopped. --tables prints records without running.
+rejoining. Runs lie in runs/NAME/ARM-SEED. The same command goes on where it was stopped. A record that is there gets the new arms and
+seeds beside its own, so that a comparison can be made in pieces. --tables prints records without running.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fedloom.report.terminal.live_runs import LiveRuns
 
 RESULTS = Path(__file__).parent / "results"
 CONTROL, ALL = "control", "all"
+PLACE = "data.folder="  # on one machine
 FEDAVG = ("method=fedavg",)
 PUBLISHED = (  # Algorithm 1
     *("perfedsde.anchor=", "perfedsde.warmup=0", "perfedsde.distance=1", "perfedsde.sampling=archive", "perfedsde.same_weights=false"),
@@ -80,13 +82,25 @@ def reached(run: comparing.PlannedRun) -> dict[str, Any]:
 
 
 def run_record(run: comparing.PlannedRun) -> dict[str, Any]:
-    """The same, and how many left the anchor."""
+    """The same, how many left the anchor, and what made it."""
     final = [entry for entry in Store(run.folder).read_ledger() if entry.final]
-    return {**reached(run), "left": sum(entry.notes.get("left_prior", 0.0) for entry in final) / len(final)}
+    made = {what: comparing.result_of(run)["environment"][what] for what in ("commit", "device")}
+    return {**reached(run), **made, "left": sum(entry.notes.get("left_prior", 0.0) for entry in final) / len(final)}
 
 
 def write_record(name: str, record: Mapping[str, Any]) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with arms and seeds of an earlier one, which it replaces where both have them; an arm must have the same settings."""
+    differ = [arm for arm, own in now["settings"].items() if before["settings"].get(arm, own) != own]
+    if differ:
+        sys.exit(f"the record there has other settings for {', '.join(differ)}. Choose another --name")
+    arms = {arm: {**before["arms"].get(arm, {}), **now["arms"].get(arm, {})} for arm in {**before["arms"], **now["arms"]}}
+    ordered = {arm: dict(sorted(by_seed.items(), key=lambda row: int(row[0]))) for arm, by_seed in arms.items()}
+    command = "; ".join(dict.fromkeys([*before["command"].split("; "), now["command"]]))
+    return {**now, "command": command, "settings": {**before["settings"], **now["settings"]}, "arms": ordered}
 
 
 def print_records(names: Sequence[str], pattern: str, table: Callable[[Mapping[str, Any]], str]) -> None:
@@ -144,10 +158,12 @@ def main() -> None:
     environment = next(result["environment"] for by_seed in results.values() for result in by_seed.values())
     record = {
         "command": " ".join(["python", *sys.argv]),
-        "settings": {arm: changes_of(arm, arguments.source, arguments.set) for arm in arms},
+        "settings": {arm: [one for one in changes_of(arm, arguments.source, arguments.set) if not one.startswith(PLACE)] for arm in arms},
         "environment": environment,
         "arms": {arm: {str(run.seed): run_record(run) for run in runs if run.method == arm and run.seed in results[arm]} for arm in arms},
     }
+    place = RESULTS / f"{name}.json"
+    record = joined(json.loads(place.read_text()), record) if place.exists() else record
     write_record(name, record)
     print(table(record))
     for failure in failures:

@@ -47,3 +47,17 @@ def test_every_arm_is_a_valid_run(arm: str) -> None:
 def test_the_second_control_trains_twice_as_long() -> None:
     usual = config.load("quickstart", []).training.epochs
     assert config.load("quickstart", recipe.changes_of("control-twice", "quickstart", [])).training.epochs == 2 * usual
+
+
+def test_a_record_is_made_in_pieces() -> None:
+    def piece(command: str, arms: dict[str, Any], **settings: list[str]) -> dict[str, Any]:
+        return {"command": command, "settings": settings, "environment": {}, "arms": arms}
+
+    before = piece("first", {"control": {"10": one(0.5), "2": one(0.4)}}, control=["method=fedavg"])
+    now = piece("second", {"control": {"3": one(0.7), "2": one(0.6)}, "all": {"3": one(0.9)}}, control=["method=fedavg"], all=[])
+    both = recipe.joined(before, now)
+    assert both["command"] == "first; second" and both["settings"] == {"control": ["method=fedavg"], "all": []}
+    assert [*both["arms"]["control"]] == ["2", "3", "10"] and both["arms"]["control"]["2"] == one(0.6)
+    assert both["arms"]["all"] == {"3": one(0.9)} and recipe.joined(both, now)["command"] == "first; second"
+    with pytest.raises(SystemExit, match="other settings for control"):
+        recipe.joined(before, piece("third", {}, control=["method=fedavg", "rounds=5"]))
