@@ -198,14 +198,14 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
             what = "perfedsde.racing compares accuracies on a part of the images"
             raise InvalidConfig(f"{what}. Set it to 1 with same_weights, or with another criterion", key="perfedsde.racing")
         _ = self._anchor  # a wrong name shows before the first round
-        if own.drift and self.tools.fleet:
-            raise InvalidConfig("perfedsde.drift needs one anchor for all, and budgets differ. Set it to false", key="perfedsde.drift")
         if own.drift and not (self.tools.training.rate and self.tools.training.optimiser == "sgd"):
             raise InvalidConfig("perfedsde.drift needs training.optimiser=sgd and a training.rate above 0", key="perfedsde.drift")
 
     def instruct(self, state: PerFedSDEState, client: str, action: str) -> Instruction:
-        usual, control = super().instruct(state, client, action), remembered(state.carried)
-        return replace(usual, arrays={**usual.arrays, "control": control}) if control and action == TRAIN else usual
+        usual, control, anchor = super().instruct(state, client, action), remembered(state.carried), self.at(client)._anchor
+        if not (control and anchor and action == TRAIN):
+            return usual
+        return replace(usual, arrays={**usual.arrays, "control": self.tools.part_of(control, anchor)})
 
     def kept(self, state: PerFedSDEState, change: Arrays | None) -> Arrays:
         known, last = remembered(state.carried), state.round + 1 == self.tools.rounds

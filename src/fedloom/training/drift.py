@@ -2,7 +2,8 @@
 
 A client's *way* is how far a visit moves the anchor's weights, divided by the sum of the visit's rates. The server carries the mean way c
 of all clients, which it works out from the mean of the updates. A client remembers its own, c_i, without what was corrected. Local
-steps follow the gradient plus the slope that makes up for c - c_i.
+steps follow the gradient plus the slope that makes up for c - c_i. Where budgets differ, clients have different anchors: the server has c
+for all entries of the supernet, each the mean of those who trained it, and a client receives it for its own anchor.
 
 The published form sends the change of c_i. The server needs no more than its mean, and that is the mean way less c: so the update is
 enough. Ways are compared instead of gradients because the server does not know how many steps a client takes. Where clients have equally
@@ -45,14 +46,21 @@ class Drift:
     restarts: bool
 
     def way(self, update: Arrays) -> dict[str, Array]:
-        """Of an update of the supernet, or of the mean of several, on the anchor's entries."""
-        total = np.float32(sum(self.rates))
-        return {name: array / total for name, array in self.tools.part_of(update, self.anchor).items()}
+        """Of an update of the supernet, on the anchor's entries."""
+        return self._per_rate(self.tools.part_of(update, self.anchor))
 
-    def mixed(self, shared: Arrays, update: Arrays) -> dict[str, Array]:
-        """c after a round: the clients that took part have new ways, the others still theirs."""
+    def mixed(self, shared: Arrays, change: Arrays) -> dict[str, Array]:
+        """c after a round, like the supernet: the clients that took part have new ways, the others still theirs. change: the mean of the
+        updates; it is zero where nobody trained an entry, which then keeps its c."""
         share = np.float32(self.tools.participants / max(self.tools.clients, self.tools.participants))
-        return {name: shared[name] + share * (new - shared[name]) if shared else share * new for name, new in self.way(update).items()}
+        ways = self._per_rate(change)
+        if not shared:
+            return {name: share * new for name, new in ways.items()}
+        return {name: np.where(new == 0, shared[name], shared[name] + share * (new - shared[name])) for name, new in ways.items()}
+
+    def _per_rate(self, arrays: Arrays) -> dict[str, Array]:
+        total = np.float32(sum(self.rates))
+        return {name: array / total for name, array in arrays.items()}
 
     def slope(self, shared: Arrays, own: Arrays, steps: int) -> Weights:
         """What every gradient gets besides, like the supernet; zero outside of the anchor, and before there is a mean. steps: of an

@@ -62,8 +62,11 @@ def test_nothing_more_leaves_and_the_memory_has_the_own_way(tiny: Tiny) -> None:
     first = played.round()
     assert all("control" not in instruction.arrays for instruction in played.instructions), "before there is one"
     played.round()
-    for instruction in played.instructions[3:]:
-        assert instruction.arrays["control"].keys() == remembered(played.state.carried).keys()
+    anchored = played.method.tools.supernet.regions(played.method._anchor)
+    for instruction in played.instructions[3:]:  # of its anchor, and no more
+        assert {name: array.shape for name, array in instruction.arrays["control"].items()} == {
+            name: played.state.weights[name][region].shape for name, region in anchored.items()
+        }
     for answer in played.answers:
         assert set(answer.report.arrays) == {"update", "coverage"} and set(answer.report.facts) == {"examples"}
         assert remembered(answer.memory.arrays) and "population" in answer.memory.arrays
@@ -78,11 +81,16 @@ def test_the_server_carries_the_mean_of_all_clients_until_the_last_round(tiny: T
     played = Played(tiny(*DRIFT, "rounds=3"))
     for number in range(2):
         before, weights = remembered(played.state.carried), played.state.weights
-        played.round()
+        answers = played.round()
         moved = {name: played.state.weights[name] - array for name, array in weights.items()}
-        way = played.method._drift(number).way(moved)
-        for name, now in remembered(played.state.carried).items():
-            assert now == pytest.approx((before[name] / 3 if before else 0) + 2 / 3 * way[name], abs=1e-5), name  # two of three clients
+        rates, carried = played.method._drift(number).rates, remembered(played.state.carried)
+        assert carried.keys() == weights.keys()
+        for name, now in carried.items():
+            known = before[name] if before else np.zeros_like(now)
+            mixed, trained = known / 3 + 2 / 3 * moved[name] / sum(rates), moved[name] != 0  # two of three clients
+            assert now[trained] == pytest.approx(mixed[trained], abs=1e-5), name
+            covered = np.any([answer.report.arrays["coverage"][name] for answer in answers], axis=0)
+            assert np.array_equal(np.where(covered, 0, now), np.where(covered, 0, known)), f"{name}, where nobody trained it"
     unheard = played.method.absorb(played.state, [])  # a round in which nobody reported is the last one here
     assert not unheard.carried
     silent = Played(tiny(*DRIFT, "rounds=3"))
@@ -122,6 +130,37 @@ def test_the_slope_lies_on_the_anchor_and_makes_up_for_the_way(tiny: Tiny, monke
             assert not (slope * outside).any(), name
 
 
+@pytest.mark.parametrize("budget", ["budget.parameters=[90000,0]", "budget.supernet=[120000,0]"])
+def test_where_budgets_differ_each_anchor_has_its_own_part(budget: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest network fits into one budget and not into the other."""
+    heard: list[SupernetJob] = []
+    train = Trainer._train_supernets
+    monkeypatch.setattr(Trainer, "_train_supernets", lambda self, given: (heard.extend(given), train(self, given))[1])
+    changes = ("perfedsde.anchor=largest", budget, "participants=3", "perfedsde.warmup=1")
+    played = after(1, tiny(*DRIFT, *changes))
+    method, carried = played.method, remembered(played.state.carried)
+    instructions = method.plan(played.state, played.federation.names)
+    anchors = {instruction.client: method.at(instruction.client)._anchor for instruction in instructions}
+    assert len(set(anchors.values())) == 2
+    for instruction in instructions:
+        heard.clear()
+        regions = method.tools.supernet.regions(anchors[instruction.client])
+        for name, array in instruction.arrays["control"].items():
+            assert np.array_equal(array, carried[name][regions[name]]), name
+        memory = remembered(played.memories[instruction.client].arrays)
+        assert {name: array.shape for name, array in memory.items()} == {
+            name: carried[name][region].shape for name, region in regions.items()
+        }
+        played.answer(instruction)
+        assert heard and all(job.slope for job in heard)
+        for name, slope in heard[0].slope.items() if heard[0].slope else ():
+            outside = torch.ones_like(slope)
+            if name in regions:
+                outside[regions[name]] = 0
+            assert not (slope * outside).any(), name
+        assert any(slope.any() for slope in heard[0].slope.values()) if heard[0].slope else False
+
+
 def test_restarts_make_shorter_ways(tiny: Tiny) -> None:
     played = Played(tiny(*DRIFT))
     anchor, tools = played.method._anchor, played.method.tools
@@ -136,7 +175,6 @@ def test_what_it_cannot_do_is_refused(tiny: Tiny) -> None:
         ("perfedsde.anchor=", "there is none"),
         ("training.rate=0", "training.rate above 0"),
         ("training.optimiser=adamw", "training.optimiser=sgd"),
-        ("budget.parameters=[90000,0]", "one anchor for all"),
     ):
         with pytest.raises(InvalidConfig, match=said):
             Played(tiny(*DRIFT, change))
