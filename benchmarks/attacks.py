@@ -61,7 +61,8 @@ from fedloom.training.scoring import NetworkRequest
 RESULT = Path(__file__).parent / "results" / "attacks.json"
 BASE = (  # Algorithm 1; half of the clients in each of eight rounds
     *("perfedsde.anchor=", "perfedsde.warmup=0", "perfedsde.distance=1", "perfedsde.sampling=archive", "perfedsde.same_weights=false"),
-    *("perfedsde.criterion=accuracy", "perfedsde.renewal=1", "perfedsde.restarts=true", "perfedsde.finalists=0", "rounds=8"),
+    *("perfedsde.criterion=accuracy", "perfedsde.renewal=1", "perfedsde.restarts=true", "perfedsde.finalists=0", "perfedsde.drift=false"),
+    "rounds=8",
 )
 NOISY = ("perfedsde.averaging=fedavg", "privacy.clip=1", "privacy.noise=1")
 LEAST = 3

@@ -16,7 +16,7 @@ from fedloom.training.scoring import Scored, Scorer
 
 PUBLISHED = (  # Algorithm 1, said in full
     *("perfedsde.anchor=", "perfedsde.warmup=0", "perfedsde.distance=1", "perfedsde.sampling=archive", "perfedsde.same_weights=false"),
-    *("perfedsde.criterion=accuracy", "perfedsde.renewal=1", "perfedsde.restarts=true", "perfedsde.finalists=0"),
+    *("perfedsde.criterion=accuracy", "perfedsde.renewal=1", "perfedsde.restarts=true", "perfedsde.finalists=0", "perfedsde.drift=false"),
 )
 ANCHORED = (  # the other course
     *(
