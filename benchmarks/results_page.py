@@ -19,7 +19,7 @@ from typing import Any
 
 import fleet
 from families import COURSES, FAMILIES, LEFT_OUT, NAMES, PUBLISHED, SEARCHES, Family
-from recipe import RESULTS, results_of
+from recipe import CONTROL, RESULTS, results_of
 from rounds import course, drawn
 
 from fedloom.maths.paired import DIGITS
@@ -68,7 +68,7 @@ def rows_of(name: str) -> Rows:
 def run_row(name: str) -> tuple[int, dict[str, Any]]:
     """Seed and row of one run, by record.py. Older ones have no accuracies of clients."""
     record = read(name)
-    cost, done = record["cost"], "" if record["finished"] else f"stopped after round {record['rounds']}: no personal models"
+    cost, stopped = record["cost"], f"stopped after round {record['rounds']}: no personal models"
     return record["settings"]["seed"], {
         "accuracy": {client: one["test"] for client, one in record.get("clients", {}).items()},
         "statistics": record["accuracy"],
@@ -77,20 +77,24 @@ def run_row(name: str) -> tuple[int, dict[str, Any]]:
         "bytes_up": cost["bytes_up"],
         "commit": record["environment"]["commit"],
         "records": [name],
-        "unfinished": done,
+        "unfinished": "" if record["finished"] else stopped,
     }
 
 
 def family_rows(family: Family) -> Rows:
+    """The control first. A run that was stopped stands only where its arm has nothing else."""
     rows: Rows = {}
     for name in family.records:
         for arm, by_seed in rows_of(name).items():
             rows[arm] = {**rows.get(arm, {}), **by_seed}
     for arm, name in family.runs.items():
         seed, run = run_row(name)
-        known = rows.setdefault(arm, {}).get(seed)
-        rows[arm][seed] = {**known, "bytes_up": run["bytes_up"], "records": [*known["records"], name]} if known else run
-    return {arm: rows[arm] for arm in family.arms or rows}
+        own = rows.setdefault(arm, {})
+        if seed in own:
+            own[seed] |= {"bytes_up": run["bytes_up"], "records": [*own[seed]["records"], name]}
+        elif not run["unfinished"] or not own:
+            own[seed] = run
+    return {arm: rows[arm] for arm in family.arms or sorted(rows, key=lambda arm: arm != CONTROL) if rows[arm]}
 
 
 # -- tables -----------------------------------------------------------------------------

@@ -114,6 +114,28 @@ def test_an_arm_is_compared_with_the_first_of_its_family_and_with_scaffold() -> 
     assert results_page.seeds_in_words([4, 2]) == "2, 4"
 
 
+def test_the_control_comes_first_and_a_stopped_run_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
+    done, environment = {"accuracy": {"a": 0.5}, "seconds": 1.0, "gmacs": 2.0}, {"commit": "1234567"}
+    arms = {"drift": {}, "control-drift": {"1": done}, "control": {"1": done, "2": done}}
+    cost = {"seconds": 3.0, "trained_macs": 4e9, "bytes_up": 5e6}
+    part = {"settings": {"seed": 1}, "cost": cost, "accuracy": {"mean": None, "std": None}, "finished": False, "rounds": 7}
+    (tmp_path / "part.json").write_text(json.dumps({**part, "environment": environment}))
+    family = families.Family(9, "label 0.3", ("arms",), {"drift": "part", "control": "part"})
+
+    (tmp_path / "arms.json").write_text(json.dumps({"arms": arms, "environment": environment}))
+    rows = results_page.family_rows(family)
+    assert list(rows) == ["control", "drift", "control-drift"] and list(rows["drift"]) == [1]
+    assert (
+        rows["control"][1]["records"] == ["arms", "part"] and rows["control"][1]["bytes_up"] == 5e6 and "bytes_up" not in rows["control"][2]
+    )
+    _, stopped, _ = (results_page.line(family, card, rows) for card in results_page.comparison_card(recipe.results_of(rows))["methods"])
+    assert stopped["test accuracy, %"] == "stopped after round 7: no personal models" and stopped["MB up"] == "5"
+
+    (tmp_path / "arms.json").write_text(json.dumps({"arms": {**arms, "drift": {"2": done}}, "environment": environment}))
+    assert list(results_page.family_rows(family)["drift"]) == [2]
+
+
 def test_a_mean_of_ten_rounds_stands_at_the_last_of_them() -> None:
     assert results_page.smoothed({number: number / 100 for number in range(1, 12)}) == pytest.approx({10: 0.055, 11: 0.065})
 
