@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipe import RESULTS, print_records, reached, write_record
+from recipe import RESULTS, print_records, reached, results_of, write_record
 
 from fedloom import comparing
 from fedloom.comparing import PlannedRun
@@ -98,17 +98,7 @@ def joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 
 def card_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """The comparison as `fedloom compare --json` has it, with what papers published for its methods on the same data set."""
-    results = {
-        method: {
-            int(seed): {
-                "accuracy": one["statistics"],
-                "clients": [{"name": name, "test_accuracy": accuracy} for name, accuracy in one["accuracy"].items()],
-                "cost": {"seconds": one["seconds"], "bytes_up": one["bytes_up"]},
-            }
-            for seed, one in by_seed.items()
-        }
-        for method, by_seed in record["methods"].items()
-    }
+    results = results_of(record["methods"])
     published = published_beside({record["dataset"]}, (), list(results))
     return {**comparison_card(results), "published": published}
 

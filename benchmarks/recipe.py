@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from fedloom import comparing, config
+from fedloom.core.result import mean_and_std
 from fedloom.engine.store import Store
 from fedloom.maths.paired import paired_difference
 from fedloom.report.terminal.live_runs import LiveRuns
@@ -86,6 +87,21 @@ def run_record(run: comparing.PlannedRun) -> dict[str, Any]:
     final = [entry for entry in Store(run.folder).read_ledger() if entry.final]
     made = {what: comparing.result_of(run)["environment"][what] for what in ("commit", "device")}
     return {**reached(run), **made, "left": sum(entry.notes.get("left_prior", 0.0) for entry in final) / len(final)}
+
+
+def results_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """The arms or methods of a record as `fedloom compare` has results: arm -> seed -> result. What a record does not say is None."""
+    return {
+        arm: {
+            int(seed): {
+                "accuracy": one.get("statistics") or dict(zip(("mean", "std"), mean_and_std([*one["accuracy"].values()]), strict=True)),
+                "clients": [{"name": name, "test_accuracy": accuracy} for name, accuracy in one["accuracy"].items()],
+                "cost": {"seconds": one.get("seconds"), "bytes_up": one.get("bytes_up")},
+            }
+            for seed, one in by_seed.items()
+        }
+        for arm, by_seed in rows.items()
+    }
 
 
 def write_record(name: str, record: Mapping[str, Any]) -> None:

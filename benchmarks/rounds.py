@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -69,21 +70,29 @@ def curves(results: Path) -> Figure:
     """Accuracy round by round, one line per space that has a record."""
     files = {title: results / f"cifar10-paper-{name}.json" for name, title in SPACES.items()}
     lines = {title: course(json.loads(file.read_text())) for title, file in files.items() if file.is_file()}
+    see = "The same clients take part in every space, so the lines go up and down together."
+    return drawn("rounds", lines, see, bottom=20, marks=MARKS)  # leaves room for the names
+
+
+def drawn(
+    key: str, lines: Mapping[str, Mapping[int, float]], see: str, bottom: float, marks: Sequence[str] = ("",) * len(SERIES)
+) -> Figure:
+    """Accuracy by round on CIFAR-10; lines: name -> round -> share."""
 
     def fill(axes: Any) -> None:
-        for (title, line), colour, mark in zip(lines.items(), SERIES, MARKS, strict=False):
+        for (title, line), colour, mark in zip(lines.items(), SERIES, marks, strict=False):
             axes.plot(list(line), [100 * value for value in line.values()], color=colour, marker=mark, label=title)
-        axes.set_ylim(bottom=20)  # leaves room for the names
+        axes.set_ylim(bottom=bottom)
         axes.legend(loc="lower right")
 
     return Figure(
-        key="rounds",
+        key=key,
         title="CIFAR-10, 100 clients, 5 in a round",
         horizontal=Axis("round", "number"),
         vertical=Axis("test accuracy of the round's clients", "%"),
-        see="The same clients take part in every space, so the lines go up and down together.",
+        see=see,
         fill=fill,
-        numbers=Numbers(("space", "last round"), tuple((title, f"{100 * list(line.values())[-1]:.1f}") for title, line in lines.items())),
+        numbers=Numbers(("run", "last"), tuple((title, f"{100 * list(line.values())[-1]:.1f}") for title, line in lines.items())),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 NAVIGATION = {
     "Start": ["start/install", "start/quickstart", "start/hospitals", "start/examples", "start/features"],
+    "Results": ["results"],
     "How to": [
         "how-to/own-images",
         "how-to/report",

@@ -114,14 +114,18 @@ def _table(card: Card) -> tuple[list[str], list[list[str]]]:
             if accuracy["mean"] is None:
                 rows.append([value, method["method"], "failed", *[""] * 8])
                 continue
-            interval = "" if difference.get("low") is None else f"{_points(difference['low'], '+')} to {_points(difference['high'], '+')}"
-            spreads = [_spread(accuracy[f"{what}_mean"], accuracy[f"{what}_std"]) for what in STATISTICS]
-            mean = _spread(accuracy["mean"], accuracy["std_over_clients"])
+            spreads = [spread(accuracy[f"{what}_mean"], accuracy[f"{what}_std"]) for what in STATISTICS]
+            mean = spread(accuracy["mean"], accuracy["std_over_clients"])
             cost = [f"{method['seconds']:.0f}", f"{method['bytes_up'] / 1e6:.1f}"]
-            found = [_points(difference.get("mean"), "+"), interval, f"{difference['p_holm']:.2g}" if difference else ""]
-            rows.append([value, method["method"], mean, _points(accuracy["std_over_seeds"]), *spreads, *cost, *found])
-    filled = [number for number in range(len(titles)) if any(row[number] for row in rows)]
-    return [titles[number] for number in filled], [[row[number] for number in filled] for row in rows]
+            found = [points(difference.get("mean"), "+"), interval(difference), f"{difference['p_holm']:.2g}" if difference else ""]
+            rows.append([value, method["method"], mean, points(accuracy["std_over_seeds"]), *spreads, *cost, *found])
+    return filled(titles, rows)
+
+
+def filled(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Without the columns that no row fills."""
+    kept = [number for number in range(len(titles)) if any(row[number] for row in rows)]
+    return [titles[number] for number in kept], [[row[number] for number in kept] for row in rows]
 
 
 def notes_of(card: Card) -> list[str]:
@@ -143,14 +147,14 @@ def _published_table(card: Card) -> tuple[list[str], list[list[str]]]:
 
 
 def _markdown(card: Card) -> str:
-    parts = [_markdown_table(*_table(card), words=("method", str(card.get("over")))), "\n".join(notes_of(card))]
+    parts = [markdown_table(*_table(card), words=("method", str(card.get("over")))), "\n".join(notes_of(card))]
     if _published(card):
         titles, rows = _published_table(card)
-        parts += [f"{TITLE}.", _markdown_table(titles, rows, words=titles)]
+        parts += [f"{TITLE}.", markdown_table(titles, rows, words=titles)]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str]) -> str:
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str]) -> str:
     """words: the columns that are set to the left."""
     lines = [titles, [":--" if title in words else "--:" for title in titles], *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
@@ -175,11 +179,16 @@ def _escaped(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in text)
 
 
-def _spread(mean: float | None, std: float | None) -> str:
-    return "" if mean is None else f"{_points(mean)} ± {_points(std)}"
+def interval(difference: Mapping[str, Any]) -> str:
+    """Of a paired difference, in points; nothing of one pair."""
+    return "" if difference.get("low") is None else f"{points(difference['low'], '+')} to {points(difference['high'], '+')}"
 
 
-def _points(share: float | None, sign: str = "") -> str:
+def spread(mean: float | None, std: float | None) -> str:
+    return "" if mean is None else f"{points(mean)} ± {points(std)}"
+
+
+def points(share: float | None, sign: str = "") -> str:
     return "" if share is None else f"{100 * share:{sign}.2f}"
 
 
