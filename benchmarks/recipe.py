@@ -5,14 +5,15 @@
     python benchmarks/recipe.py --tables [NAME …]
 
 An arm is the preset with a few settings changed; ``control`` is one fixed network, the anchor, with the same training, fine-tuning and
-rejoining. Runs lie in runs/NAME/ARM-SEED. The same command goes on where it was stopped. A record that is there gets the new arms and
-seeds beside its own, so that a comparison can be made in pieces. --tables prints records without running.
+rejoining. Runs lie in runs/NAME/ARM-SEED. The same command goes on where it was stopped; --minutes stops it in time. A record that is
+there gets the new arms and seeds beside its own, so that a comparison can be made in pieces. --tables prints records without running.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--arms", default=f"{CONTROL},{ALL}", help=f"of {', '.join(ARMS)}; or every")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="for all arms")
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time; default: one per core, on a GPU one")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop then, and record what is finished")
     parser.add_argument("--name", help="of the record and of the folder in runs/")
     parser.add_argument("--tables", nargs="*", metavar="NAME", help="print these records")
     arguments = parser.parse_args()
@@ -167,10 +169,10 @@ def main() -> None:
     settings = config.load(arguments.source, arguments.set)
     runs = planned(arguments.source, arms, seeds, arguments.set, Path("runs") / name)
     with LiveRuns(Console(), [run.name for run in runs]) as view:
-        failures = comparing.execute(runs, arguments.jobs or comparing.usual_jobs(settings), view)
+        failures = comparing.execute(runs, arguments.jobs or comparing.usual_jobs(settings), view, arguments.minutes)
     results = comparing.collect(runs, failures)
     if not any(results.values()):
-        sys.exit("No run has a result.")
+        sys.exit("\n".join(["No run has a result.", *(f"{failure.run.name}: {failure.reason}" for failure in failures)]))
     environment = next(result["environment"] for by_seed in results.values() for result in by_seed.values())
     record = {
         "command": " ".join(["python", *sys.argv]),

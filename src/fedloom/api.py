@@ -6,6 +6,7 @@ Tables are pandas data frames where pandas is installed, and else lists of rows,
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -129,16 +130,18 @@ def compare(
     seeds: int = 1,
     over: str = "",
     jobs: int = 0,
+    minutes: float = math.inf,
     view: RunsView | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run several methods on the same splits and compare them client by client, as `fedloom compare` does.
 
     Finished runs are not repeated, stopped ones go on. over: a setting and its values, ``split.alpha=0.1,1``. jobs: runs at a time, 0:
-    one per core. settings: as for ``run``; ``run={"folder": …}`` says where. Runs that failed are in ``failures``; if all did, that is
-    raised.
+    one per core. minutes: runs that are not finished then are stopped. settings: as for ``run``; ``run={"folder": …}`` says where. Runs that
+    failed or were stopped are in ``failures``; if there are no others, that is raised.
     """
-    found = compared(preset, overrides(settings), list(methods), seeds, Sweep.read(over) if over else None, view or _Unseen(), jobs=jobs)
+    sweep = Sweep.read(over) if over else None
+    found = compared(preset, overrides(settings), list(methods), seeds, sweep, view or _Unseen(), jobs, minutes=minutes)
     if len(found.failures) == len(found.runs):
         raise failed(found)
     return found
@@ -153,8 +156,9 @@ def compared(
     view: RunsView,
     jobs: int = 0,
     side_by_side: int = 1,
+    minutes: float = math.inf,
 ) -> Comparison:
-    """Plan, run, collect. jobs: 0: as many as usual; side_by_side: runs in this process instead."""
+    """Plan, run, collect. jobs: 0: as many as usual; side_by_side: runs in this process instead, which know no limit of time."""
     runs = comparing.plan(source, changes, methods, seeds, sweep)
     own = _own_settings(source, changes, methods, sweep)
     folder = comparing.common_folder(runs)
@@ -162,7 +166,7 @@ def compared(
     if side_by_side > 1:
         failures = comparing.execute_side_by_side(runs, side_by_side, view)
     else:
-        failures = comparing.execute(runs, jobs or comparing.usual_jobs(config.load(source, changes)), view)
+        failures = comparing.execute(runs, jobs or comparing.usual_jobs(config.load(source, changes)), view, minutes)
     values = dict.fromkeys(run.value for run in runs)
     results = {value: comparing.collect([run for run in runs if run.value == value], failures) for value in values}
     card = sweep_card(sweep.key, results) if sweep else comparison_card(results[""])

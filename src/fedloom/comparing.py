@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import os
 import re
 import signal
@@ -28,7 +29,7 @@ from fedloom import config
 from fedloom.assemble import new_run, resume_run
 from fedloom.assemble.environment import AT_ONCE, environment
 from fedloom.config import Settings
-from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig, UnusableFolder, UnusablePlugin
+from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.core.machine import usable_cores
 from fedloom.core.sharing import sharing
 from fedloom.engine.events import Event, Events
@@ -283,16 +284,16 @@ def _written(file: Any) -> list[str]:
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace").splitlines()
 
 
-def execute(runs: Sequence[PlannedRun], jobs: int, view: RunsView) -> list[Failure]:
+def execute(runs: Sequence[PlannedRun], jobs: int, view: RunsView, minutes: float = math.inf) -> list[Failure]:
     """Bring all runs to their results, so many at a time, each in a process of its own. One that fails does not stop the others; leaving
-    early stops them all."""
-    waiting = _to_do(runs, view)
+    early stops them all. minutes: those that have no result then are stopped, and are failures that the same command goes on with."""
+    waiting, until = _to_do(runs, view), time.monotonic() + 60 * minutes
     jobs = min(jobs, len(waiting)) or 1
     working: list[Child] = []
     failures: list[Failure] = []
     before = signal.signal(signal.SIGTERM, _leave)  # so that the processes are stopped then, too
     try:
-        while waiting or working:
+        while (waiting or working) and time.monotonic() < until:
             while waiting and len(working) < jobs:
                 run = waiting.pop(0)
                 working.append(Child(run, jobs))
@@ -315,6 +316,11 @@ def execute(runs: Sequence[PlannedRun], jobs: int, view: RunsView) -> list[Failu
             except subprocess.TimeoutExpired:
                 child.process.kill()
         signal.signal(signal.SIGTERM, before)
+    places = {run: "before it began" for run in waiting} | {child.run: child.news() for child in working}
+    for run, place in places.items():
+        reason = f"stopped after {minutes:g} minutes{', ' if place else ''}{place}. The same command goes on with it"
+        failures += [] if finished(run.folder) else [Failure(run, Interrupted.exit_code, reason)]
+        view.end(run.name, outcome(run) if finished(run.folder) else reason)
     return failures
 
 

@@ -135,6 +135,9 @@ def test_what_is_printed_as_a_command_works(orders: Callable[..., None], fedloom
         (["--methods", "fedavg", "seed=-1"], ["seed must be at least 0"]),
         (["--methods", "fedavg", "--jobs", "3", "--side-by-side", "2"], ["--side-by-side 2", "--jobs 3", "Choose one of them"]),
         (["--methods", "fedavg", "--side-by-side", "2", "engine=processes"], ["engine=processes", "Choose one of them"]),
+        (["--methods", "fedavg", "--side-by-side", "2", "--minutes", "3"], ["--minutes 3", "in one process", "Use --jobs"]),
+        (["--methods", "fedavg", "--minutes", "-3"], ["--minutes -3", "0 for no limit"]),
+        (["--methods", "fedavg", "--minutes", "nan"], ["--minutes nan", "0 for no limit"]),
     ],
 )
 def test_refusals(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
@@ -301,6 +304,29 @@ def test_leaving_stops_what_was_started(
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_is_finished_in_time_is_shown_and_the_rest_goes_on(
+    orders: Callable[..., None], fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders({"local-0": {"sleep": 60}})
+    now = time.monotonic
+
+    def later() -> float:
+        """An hour later once fedavg has its result and local has begun."""
+        return now() + 3600 * all((tmp_path / "it" / file).exists() for file in ("fedavg-0/result.json", "local-0/pid"))
+
+    command = ("compare", tiny_file, "--methods", "fedavg,local,perfedsde", "--jobs", 2, "--minutes", 30, "run.folder=it")
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing.time, "monotonic", later)
+        outcome = fedloom_(*command)
+    assert outcome.code == Interrupted.exit_code
+    assert re.search(r"fedavg +62.5 ± 12.5 ", outcome.out)
+    assert "local-0: stopped after 30 minutes" in outcome.out and "The same command goes on with it" in outcome.out
+    assert re.search(r"2 of 3 runs failed, first (local|perfedsde)-0: stopped after 30 minutes", outcome.err)
+    for path in tmp_path.rglob("pid"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
 
 
 def test_threads_and_the_gpu_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,9 @@ def compare(
         int,
         typer.Option(min=1, help="runs at a time in one process, whose clients train and score together; for a GPU"),
     ] = 1,
+    minutes: Annotated[
+        float, typer.Option(help="stop after so many minutes and show what is finished; the same command goes on; 0: no limit")
+    ] = 0.0,
     over: Annotated[
         str, typer.Option(metavar="KEY=V1,V2,…", help="also for each of these values of a setting: split.alpha=0.1,0.3,1")
     ] = "",
@@ -59,6 +63,9 @@ def compare(
     if side_by_side > 1 and (jobs > 1 or settings.engine != "inline"):
         other = f"--jobs {jobs}" if jobs > 1 else f"engine={settings.engine}"
         raise InvalidConfig(f"--side-by-side {side_by_side} puts several runs into one process, {other} into several. Choose one of them")
+    if minutes < 0 or not math.isfinite(minutes) or (minutes and side_by_side > 1):
+        cure = "Use --jobs" if minutes > 0 and side_by_side > 1 else "Give a number of minutes, or 0 for no limit"
+        raise InvalidConfig(f"--minutes {minutes:g} cannot end {'runs in one process' if side_by_side > 1 else 'a comparison'}. {cure}")
     for path in table or []:
         check_table(path)
     names = [method.strip() for method in methods.split(",")]
@@ -66,7 +73,7 @@ def compare(
     watching = new_console(stderr=True) if as_json else console
     planned = comparing.plan(source, changes, names, seeds, sweep)  # refuses before anything is shown
     with stoppable("The same command goes on from here"), LiveRuns(watching, [run.name for run in planned]) as view:
-        found = compared(source, changes, names, seeds, sweep, view, jobs, side_by_side)
+        found = compared(source, changes, names, seeds, sweep, view, jobs, side_by_side, minutes or math.inf)
     card, runs, failures = found.card, list(found.runs), list(found.failures)
     if as_json:
         print(json.dumps({**card, "published": [asdict(one) for one in card["published"]]}, indent=2))
