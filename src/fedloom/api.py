@@ -137,8 +137,8 @@ def compare(
     """Run several methods on the same splits and compare them client by client, as `fedloom compare` does.
 
     Finished runs are not repeated, stopped ones go on. over: a setting and its values, ``split.alpha=0.1,1``. jobs: runs at a time, 0:
-    one per core. minutes: runs that are not finished then are stopped. settings: as for ``run``; ``run={"folder": …}`` says where. Runs that
-    failed or were stopped are in ``failures``; if there are no others, that is raised.
+    one per core. minutes: runs that are not finished then are stopped. settings: as for ``run``; ``run={"folder": …}`` says where. Runs
+    that failed or were stopped are in ``failures``; if there are no others, that is raised.
     """
     sweep = Sweep.read(over) if over else None
     found = compared(preset, overrides(settings), list(methods), seeds, sweep, view or _Unseen(), jobs, minutes=minutes)
