@@ -326,7 +326,7 @@ class Stacks:
                 now, alive = [firsts[row] for row in rows], dict(enumerate(rows))
                 while alive:
                     some = self._at_once({index: now[index] for index in alive})
-                    rest = _at_rest(now[some[0]])
+                    rest = _at_rest(now[some[0]]) if extra or len(some) < len(now) else None
                     steps = [now[index] if index in some else rest for index in range(len(now))]
                     key, inputs = stack([*steps, *[rest] * extra], place.weights.flat.device)
                     place.run(step_of(key), (inputs[1].shape, key), *inputs)
