@@ -357,9 +357,10 @@ class Stacks:
             while len(self._places) >= KEPT:
                 del self._places[next(iter(self._places))]  # frees its memory before the next one
             place = WeightsInTraining(weights, self.settings, moves=moves)
-        nothing = optimiser_of(self.settings).start(weights.flat[0])
-        known = any(start.momenta is not None for start in starts)
-        momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts]) if known else None
+        momenta = None
+        if any(start.momenta is not None for start in starts):
+            nothing = optimiser_of(self.settings).start(weights.flat[0])
+            momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts])
         place.load(weights, momenta)
         if pulls:
             sides = [[pull.towards for pull in pulls], [pull.slope for pull in pulls if pull.slope is not None]]
