@@ -119,11 +119,22 @@ def _ratio(updates: Sequence[Arrays], weights: Sequence[Arrays], examples: Seque
     for name, first in updates[0].items():
         total, part = (some[: first.size].reshape(first.shape) for some in room)
         total.fill(0)
-        weight = np.zeros(weights[0][name].shape)
-        for update, client_weights, count in zip(updates, weights, examples, strict=True):
-            share = count * client_weights[name].astype(np.float64)
+        shares = [_share(client[name], count) for client, count in zip(weights, examples, strict=True)]
+        for update, share in zip(updates, shares, strict=True):
             total += np.multiply(share, update[name], out=part)
-            weight = weight + share  # compact arrays of different shapes broadcast
-        part.fill(0)
-        mean[name] = np.divide(total, weight, out=part, where=np.broadcast_to(weight > 0, total.shape)).astype(first.dtype)
+        weight = np.asarray(sum(shares))  # compact arrays of different shapes broadcast
+        nobody = ~(weight > 0)
+        if nobody.any():  # division and then zeros: to leave entries out of a division takes twice as long
+            np.divide(total, np.where(nobody, 1.0, weight), out=total)
+            np.copyto(total, 0.0, where=nobody)
+        else:
+            np.divide(total, weight, out=total)
+        mean[name] = total.astype(first.dtype)
     return mean
+
+
+def _share(weights: Array, count: float) -> Array:
+    """A client's part in the sum, in float64; one number, (1, …), where it trained all entries of an array."""
+    if weights.dtype == bool and weights.all():
+        return np.full((1,) * weights.ndim, float(count))
+    return weights * float(count)

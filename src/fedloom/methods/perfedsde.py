@@ -431,6 +431,5 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
 
     def _coverage(self, steps: Counter[Architecture]) -> dict[str, np.ndarray]:
         """Steps per entry where the averaging rule weighs them; otherwise only whether there were any, which says less."""
-        counts = self.tools.supernet.coverage(steps)
-        effort = self.settings.averaging == "coverage_effort"
-        return {name: (count if effort else (count > 0)).numpy() for name, count in counts.items()}
+        found = self.tools.supernet.coverage(steps, counted=self.settings.averaging == "coverage_effort")
+        return {name: trained.numpy() for name, trained in found.items()}

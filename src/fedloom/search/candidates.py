@@ -141,9 +141,11 @@ class Candidates:
     # -- parts -----------------------------------------------------------------
     def _new(self, members: Sequence[Architecture], pool: Iterator[Architecture], rng: np.random.Generator) -> list[Architecture]:
         found: list[Architecture] = []
+        known = set(members)
         for source, wanted in self._sources(members, pool, rng):
-            moved = self.near.moved(source, rng) if self.near else source
-            found += new_ones(self.space, self._counted(moved, set(members)), wanted - len(found), {*members, *found})
+            if len(found) < wanted:
+                moved = self.near.moved(source, rng) if self.near else source
+                found += new_ones(self.space, self._counted(moved, known), wanted - len(found), known.union(found))
         return found
 
     def _sources(

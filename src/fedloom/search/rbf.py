@@ -9,11 +9,13 @@ rows are merged, and columns that are constant, or a combination of others, are 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.interpolate import RBFInterpolator
+from scipy.linalg.lapack import dgesv
+from scipy.spatial.distance import cdist
 
 from fedloom.search.base import SURROGATES, Numbers, Surrogate
 
@@ -30,17 +32,44 @@ class Constant:
         return np.full(len(encodings), self.value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RadialBasis:
-    """An interpolant of some of the genes."""
+    """An interpolant of some of the genes: cubic with a linear tail, or linear with a constant one. It gives what scipy's
+    ``RBFInterpolator`` gives, which compares points one pair after the other."""
 
-    interpolant: RBFInterpolator
+    points: Numbers
     columns: npt.NDArray[np.intp]
+    cubic: bool
+    coefficients: Numbers  # (points + tail, 1)
+
+    @classmethod
+    def through(cls, points: Numbers, values: Numbers, columns: npt.NDArray[np.intp], cubic: bool) -> RadialBasis:
+        points = points[:, columns]
+        rows, tail = len(points), len(columns) + 1 if cubic else 1
+        system, scores = np.zeros((rows + tail, rows + tail)), np.zeros((rows + tail, 1))
+        system[:rows] = _basis(points, points, cubic)
+        system[rows:, :rows] = system[:rows, rows:].T
+        scores[:rows, 0] = values
+        _, _, coefficients, failed = dgesv(system.T, scores, overwrite_a=True, overwrite_b=True)  # symmetric; LAPACK reads columns
+        if failed:
+            raise np.linalg.LinAlgError("no radial basis functions go through these points")
+        return cls(points, columns, cubic, coefficients)
 
     def predict(self, encodings: Numbers) -> Numbers:
         if not len(encodings):
             return np.empty(0)
-        return np.asarray(self.interpolant(np.asarray(encodings, float)[:, self.columns]), float)
+        return (_basis(np.asarray(encodings, float)[:, self.columns], self.points, self.cubic) @ self.coefficients)[:, 0]
+
+
+def _basis(places: Numbers, points: Numbers, cubic: bool) -> Numbers:
+    """(places, points + tail): what each coefficient counts at each place. The tail sees points between -1 and 1."""
+    distances = cdist(places, points)
+    if not cubic:
+        return np.column_stack([-distances, np.ones(len(places))])
+    lowest, highest = points.min(0), points.max(0)
+    return np.column_stack(
+        [distances * distances * distances, np.ones(len(places)), (places - (lowest + highest) / 2) / ((highest - lowest) / 2)]
+    )
 
 
 @SURROGATES.add("rbf", meaning="radial basis functions through the population's scores")
@@ -53,8 +82,8 @@ def fit_rbf(encodings: Numbers, scores: Numbers) -> Surrogate:
     if len(varying) == 0:
         return Constant(float(values.mean()))
     if len(points) > len(columns) + 1:
-        return RadialBasis(RBFInterpolator(points[:, columns], values, kernel="cubic", degree=1), columns)
-    return RadialBasis(RBFInterpolator(points[:, varying], values, kernel="linear", degree=0), varying)
+        return RadialBasis.through(points, values, columns, cubic=True)
+    return RadialBasis.through(points, values, varying, cubic=False)
 
 
 def finite(scores: Numbers) -> Numbers:
@@ -73,16 +102,20 @@ def merged(points: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def independent(points: Numbers) -> npt.NDArray[np.intp]:
-    """Columns that are no combination of a constant and the columns before them (Gram-Schmidt, twice for accuracy)."""
+    """Columns that are no combination of a constant and the columns before them."""
     rows, columns = points.shape
-    basis = np.full((1, rows), rows**-0.5)
-    kept = []
+    enough = INDEPENDENT * np.sqrt(np.square(points).sum(0))
+    # Mostly all of them are: the diagonal says what each column adds to those before it.
+    if columns < rows and (abs(np.diagonal(np.linalg.qr(np.column_stack([np.ones(rows), points]), mode="r"))[1:]) > enough).all():
+        return np.arange(columns)
+    basis, found, kept = np.empty((columns + 1, rows)), 1, []  # Gram-Schmidt, twice for accuracy
+    basis[0] = rows**-0.5
     for column in range(columns):
         rest = points[:, column]
         for _ in range(2):
-            rest = rest - (basis @ rest) @ basis
-        length = np.linalg.norm(rest)
-        if length > INDEPENDENT * np.linalg.norm(points[:, column]):
-            basis = np.vstack([basis, rest / length])
+            rest = rest - (basis[:found] @ rest) @ basis[:found]
+        length = math.sqrt(rest @ rest)
+        if length > enough[column]:
+            basis[found], found = rest / length, found + 1
             kept.append(column)
     return np.array(kept, dtype=np.intp)

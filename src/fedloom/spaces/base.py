@@ -296,7 +296,7 @@ class SearchSpace(ABC):
 
     def encode_many(self, architectures: Iterable[Architecture]) -> npt.NDArray[np.float64]:
         """(architectures, genes): ``encode`` is a row of it."""
-        choices = np.array([architecture.choices for architecture in architectures]).reshape(-1, len(self.genes))
+        choices = np.array([architecture.choices for architecture in architectures], np.int64).reshape(-1, len(self.genes))
         return choices / np.maximum(self.sizes - 1, 1)
 
     def decode(self, genes: npt.ArrayLike) -> Architecture:

@@ -283,18 +283,27 @@ class Supernet(ABC, Generic[Space]):
             found |= {name: tuple(part != slice(None) for part in region) for name, region in self.regions(self.space.sample(draw)).items()}
         raise ValueError(f"no architecture uses {sorted(set(self.shapes) - set(found))}")
 
-    def coverage(self, steps: Mapping[Architecture, int]) -> dict[str, Tensor]:
-        """How many steps trained each entry. Axes that are always used whole have length 1 (compact: it broadcasts)."""
+    def coverage(self, steps: Mapping[Architecture, int], counted: bool = True) -> dict[str, Tensor]:
+        """How many steps trained each entry; not counted: whether any did, which takes less time. Axes that are always used whole have
+        length 1 (compact: it broadcasts)."""
         counts = {}
         for name, shape in self.shapes.items():
             sizes = zip(shape, self.elastic_axes[name], strict=True)
-            counts[name] = np.zeros([size if elastic else 1 for size, elastic in sizes], np.int32)
+            counts[name] = np.zeros([size if elastic else 1 for size, elastic in sizes], np.int32 if counted else bool)
         pieces: Counter[Piece] = Counter()  # few, however many the architectures
         for architecture, times in steps.items():
             pieces.update(dict.fromkeys(self.pieces(architecture), times))
+        regions: dict[tuple[str, str], tuple[Region, int]] = {}  # fewer still: pieces differ in some of their parameters only
         for piece, times in pieces.items():
             for name, region in self.piece_regions(piece).items():
-                counts[name][region] += times  # an axis that is always used whole is written ``slice(None)``
+                key = name, str(region)
+                regions[key] = region, times + (regions[key][1] if key in regions else 0)
+        for (name, _), (region, times) in regions.items():
+            part = counts[name][region]  # an axis that is always used whole is written ``slice(None)``
+            if counted:
+                part += times
+            elif times:
+                part[...] = True
         return {name: torch.from_numpy(count) for name, count in counts.items()}
 
 

@@ -146,14 +146,15 @@ class SupernetContract(Given):
     def test_coverage_counts_the_steps_of_every_entry(self, supernet: Supernet[Any]) -> None:
         architectures = some(supernet)
         steps = {architecture: times for times, architecture in enumerate(architectures, 1)}
-        counts = supernet.coverage(steps)
-        assert set(counts) == set(supernet.shapes)
+        counts, marks = supernet.coverage(steps), supernet.coverage(steps, counted=False)
+        assert set(counts) == set(marks) == set(supernet.shapes)
         for name, shape in supernet.shapes.items():
             expected = torch.zeros(shape, dtype=torch.int64)
             for architecture, times in steps.items():
                 expected += times * mask(shape, supernet.regions(architecture).get(name))
             assert counts[name].ndim == len(shape)
             assert torch.equal(counts[name].expand(shape).long(), expected), name
+            assert torch.equal(marks[name], counts[name] > 0), name
 
     def test_no_steps_cover_nothing(self, supernet: Supernet[Any]) -> None:
         assert not any(count.any() for count in supernet.coverage({}).values())

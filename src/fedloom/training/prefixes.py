@@ -46,7 +46,7 @@ class Network:
     pieces: tuple[Piece, ...]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, slots=True)
 class Node:
     """A piece after those of its parents. The root of a tree has none, and stands for the images of one client."""
 
@@ -58,7 +58,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)  # by the number of their piece
     ends: list[Network] = field(default_factory=list)  # those whose last piece this is
     # of a walk in groups
-    output: Tensor | None = None  # (n, …), while children need it
+    output: Tensor | None = None  # (n, …), while children need it; channels last where pieces take groups
     asked: int = 0  # children that still need it
     measured: Moments = field(default_factory=dict)  # of its normalisations, where they serve for further images
 
@@ -77,14 +77,20 @@ def grow(networks: Iterable[Network], kind: Callable[[Piece], Hashable] | None =
     roots: dict[int, Node] = {}
     numbers: dict[Piece, int] = {}
     kinds: dict[Hashable, int] = {}
+    known: dict[int, tuple[int, int]] = {}  # number and kind by the object itself: to hash its fields takes longer than the rest
     for network in networks:
-        node = roots.setdefault(network.client, Node(None, -1, -1, None, network.client))
+        if network.client not in roots:
+            roots[network.client] = Node(None, -1, -1, None, network.client)
+        node = roots[network.client]
         for piece in network.pieces:
-            number = numbers.setdefault(piece, len(numbers))
-            if number not in node.children:
-                own = kinds.setdefault(kind(piece), len(kinds)) if kind else number
-                node.children[number] = Node(piece, number, own, node, network.client)
-            node = node.children[number]
+            if id(piece) not in known:
+                number = numbers.setdefault(piece, len(numbers))
+                known[id(piece)] = number, kinds.setdefault(kind(piece), len(kinds)) if kind else number
+            number, own = known[id(piece)]
+            following = node.children.get(number)
+            if following is None:
+                following = node.children[number] = Node(piece, number, own, node, network.client)
+            node = following
         node.ends.append(network)
     return list(roots.values())
 
@@ -144,8 +150,8 @@ class Groups:
         """Some networks, and their logits on all images but those that measure: (some, n, classes)."""
         first, *others = next(iter(self.parts.values()))
         # Small groups wait for Python: there it pays to run pieces of one kind at once, though all then cost as much as the largest.
-        pieces = sum(len(network.pieces) for network in networks)
-        self.merged = self.whole and pieces < FEW * len({piece for network in networks for piece in network.pieces})
+        pieces = [piece for network in networks for piece in network.pieces]
+        self.merged = self.whole and len(pieces) < FEW * len(set({id(piece): piece for piece in pieces}.values()))
         most = self.held / (KEPT_WHOLE * first.element_size() * len(first))
         for roots in trees(self.supernet, networks, most, self.supernet.kind if self.merged else None):
             found: dict[Network, list[Tensor]] = {}
@@ -169,16 +175,21 @@ class Groups:
                 waiting[child.kind] -= 1
 
         for root in roots:
-            give(root, images := self.parts[root.client][part])
+            give(root, self._kept(images := self.parts[root.client][part], 1))
         while ready:
             nodes = ready.pop(min(ready, key=lambda kind: waiting[kind]))  # none to wait for, unless a kind comes twice in a network
             several = min(self._at_once(piece, images) for piece in {node.number: node.piece for node in nodes}.values())
             for group in (nodes[start : start + several] for start in range(0, len(nodes), several)):
-                for node, output in zip(group, self._call(group, rows), strict=True):
+                outputs = self._call(group, rows)
+                for node, output, kept in zip(group, outputs, self._kept(outputs, 2), strict=True):
                     if node.children:
-                        give(node, output)
+                        give(node, kept)
                     if node.ends:
                         yield node, output
+
+    def _kept(self, maps: Tensor, channels: int) -> Tensor:
+        """As nodes keep them: for groups the channels come last, for all maps of a call at once."""
+        return maps.movedim(channels, -1) if self.whole else maps
 
     def _call(self, nodes: Sequence[Node], rows: int) -> Tensor:
         """(nodes, n, …): what the pieces of these nodes, one or of one kind, make of what their parents gave."""
@@ -244,11 +255,9 @@ class Groups:
         return max(1, int(self.most // (images.element_size() * len(images) * self.supernet.piece_cost(piece).activations)))
 
 
-def _together(maps: Sequence[Tensor]) -> Tensor:
-    """(nodes, n, c, h, w), channels last as the maps are; one of them as it is."""
-    if len(maps) == 1:
-        return maps[0][None]
-    return torch.stack([x.movedim(1, -1) for x in maps]).movedim(-1, 2)
+def _together(maps: list[Tensor]) -> Tensor:
+    """(nodes, n, c, h, w) of maps whose channels come last, as they do in memory; one of them without a copy."""
+    return (maps[0][None] if len(maps) == 1 else torch.stack(maps)).movedim(-1, 2)
 
 
 def trees(
@@ -270,11 +279,18 @@ def trees(
 
 def _most_held(supernet: Supernet[Any], nodes: Sequence[Node]) -> int:
     """Numbers an image that a walk may hold at once: at most one output on each way from a root to a last node."""
-    below: Counter[Node] = Counter()
+    gives: dict[int, int] = {}
+    below: dict[Node | None, int] = dict.fromkeys(nodes, 0)
+    roots = 0
     for node in reversed(nodes):  # children before parents
-        assert node.parent is not None
-        below[node.parent] += max(below[node], supernet.piece_gives(node.piece))
-    return sum(held for node, held in below.items() if node.parent is None)
+        if node.number not in gives:
+            gives[node.number] = supernet.piece_gives(node.piece)
+        held = max(below[node], gives[node.number])
+        if node.parent in below:
+            below[node.parent] += held
+        else:
+            roots += held
+    return roots
 
 
 def _stacked(measured: Sequence[Moments]) -> Moments:

@@ -326,7 +326,7 @@ class Stacks:
                 now, alive = [firsts[row] for row in rows], dict(enumerate(rows))
                 while alive:
                     some = self._at_once({index: now[index] for index in alive})
-                    rest = _at_rest(now[some[0]])
+                    rest = _at_rest(now[some[0]]) if extra or len(some) < len(now) else None
                     steps = [now[index] if index in some else rest for index in range(len(now))]
                     key, inputs = stack([*steps, *[rest] * extra], place.weights.flat.device)
                     place.run(step_of(key), (inputs[1].shape, key), *inputs)
@@ -357,9 +357,10 @@ class Stacks:
             while len(self._places) >= KEPT:
                 del self._places[next(iter(self._places))]  # frees its memory before the next one
             place = WeightsInTraining(weights, self.settings, moves=moves)
-        nothing = optimiser_of(self.settings).start(weights.flat[0])
-        known = any(start.momenta is not None for start in starts)
-        momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts]) if known else None
+        momenta = None
+        if any(start.momenta is not None for start in starts):
+            nothing = optimiser_of(self.settings).start(weights.flat[0])
+            momenta = torch.stack([nothing if start.momenta is None else start.momenta for start in starts])
         place.load(weights, momenta)
         if pulls:
             sides = [[pull.towards for pull in pulls], [pull.slope for pull in pulls if pull.slope is not None]]
