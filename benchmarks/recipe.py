@@ -40,6 +40,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     CONTROL: FEDAVG,
     "control-twice": FEDAVG,  # as many epochs again: about the arithmetic of the search
     "control-drift": ("method=scaffold",),  # on the anchor too
+    "control-frozen": ("method=scaffold", "scaffold.classifier=frozen"),
     "alone": ("method=local",),
     ALL: ("perfedsde.drift=false",),  # as the presets were at first; those below leave one thing out of what they are now
     "published": PUBLISHED,
@@ -53,6 +54,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "anchor-only": ("training.evidence=1000",),  # nobody leaves the anchor, nor the first rate
     "no-rejoin": ("training.rejoin=false",),
     "drift": ("perfedsde.drift=true",),  # as the presets are
+    "frozen": ("perfedsde.classifier=frozen",),
 }
 
 

@@ -12,13 +12,11 @@ and their statistics are measured at each client.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fedloom.core.messages import Report, frozen
 from fedloom.core.method import Answer
-from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
 from fedloom.methods.base import METHODS
 from fedloom.methods.fixed import BodyState, FixedSettings, SharedBody, Visit
@@ -43,10 +41,8 @@ class FedBABU(SharedBody[FedBABUState]):
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> FedBABUState:
-        state, draw = super().start(seed), rng(seed, "classifier")
-        bounds = {name: 1 / math.sqrt(math.prod(array.shape[1:])) for name, array in state.head.items() if array.ndim > 1}
-        drawn = {name: draw.uniform(-bound, bound, state.head[name].shape).astype(state.head[name].dtype) for name, bound in bounds.items()}
-        return replace(state, head=frozen({**state.head, **drawn}))
+        state = super().start(seed)
+        return replace(state, head=frozen(self.tools.with_random_classifier(state.head, seed)))
 
     # -- client ---------------------------------------------------------------
     def finish(self, visit: Visit) -> Answer:

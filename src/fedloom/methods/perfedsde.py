@@ -10,7 +10,8 @@ Searched like this, a subnet shares its weights with many others, is compared by
 images. A second course, beside the published one, repairs this. An ``anchor`` is trained on the labels in every step and teaches the
 drawn subnet (in-place distillation, Yu et al., ECCV 2020); it trains alone at first (``warmup``), then candidates move away from it
 (``distance``). All who are compared are scored with the same weights (``same_weights``), and at the end the anchor and ``finalists``
-are tuned before one of them is chosen. ``drift`` corrects the anchor's steps as SCAFFOLD does (``training/drift.py``).
+are tuned before one of them is chosen. ``drift`` corrects the anchor's steps as SCAFFOLD does (``training/drift.py``); a frozen
+``classifier`` stays as it was drawn until fine-tuning, as in FedBABU.
 
 Deviations and decisions: scores come from validation data (``protocol = paper`` uses test data as the paper did); the candidates of
 all iterations are drawn in one batch, which changes nothing, because neither the generator nor the client's data do; parents are
@@ -51,6 +52,7 @@ from fedloom.supernets.base import Weights
 from fedloom.training.drift import Drift, remembered, to_remember
 from fedloom.training.epochs import Epochs
 from fedloom.training.finetuning import Finalist
+from fedloom.training.holds import CLASSIFIER, CLASSIFIERS
 from fedloom.training.local import Draw, beside, one_of
 from fedloom.training.racing import part, race, rough_calibration
 from fedloom.training.scoring import Request, Scored
@@ -111,6 +113,7 @@ class PerFedSDESettings:
         1.0, "same_weights: share of the newest score in an architecture's mean over participations; 1: only the newest", low=0.01, high=1
     )
     restarts: bool = setting(True, "momentum starts at zero in every iteration; false: once a participation")
+    classifier: str = setting("trained", CLASSIFIER, choices=CLASSIFIERS)
     drift: bool = setting(
         False, "steps of the anchor are corrected for the client's own drift, as in SCAFFOLD; nothing more leaves a client"
     )
@@ -184,7 +187,10 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         self._check()
         if self.settings.generator == "diffusion":
             _ = self._generator  # a missing or foreign file shows before the first round
-        return PerFedSDEState(0, seed, frozen(self.tools.initial_supernet(seed)))
+        weights = self.tools.initial_supernet(seed)
+        if self.settings.classifier == "frozen":
+            weights = self.tools.with_random_classifier(weights, seed)
+        return PerFedSDEState(0, seed, frozen(weights))
 
     def _check(self) -> None:
         """Refuses settings that do not go together."""
@@ -222,7 +228,7 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         if instruction.action == FINISH:
             return self._settle(instruction, site, received)
         taught, slope = settings.lesson if settings.anchor else 0.0, self._slope(instruction, site)
-        training = Epochs(self.tools.trainer, site, received, taught, settings.restarts, slope)
+        training = Epochs(self.tools.trainer, site, received, taught, settings.restarts, slope, CLASSIFIERS[settings.classifier])
         if instruction.round < self._warm_rounds:
             found = self._warm_up(instruction, site, training)
         else:

@@ -6,7 +6,8 @@ that of its control variate.
 
 Deviations: SGD has the momentum and the falling rates of ``training``, so that the way of a client is divided by what a gradient of one
 would have moved (``reach``; K times the rate where there is neither). Clients count by their examples. Each client fine-tunes at the end,
-without control variates. Normalisation statistics are measured at each client.
+without control variates. ``classifier = frozen`` lets the classifier as it was drawn until then, as FedBABU does. Normalisation
+statistics are measured at each client.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from fedloom.maths.averaging import AVERAGING, moved
 from fedloom.maths.drift import control_change, reach
 from fedloom.methods.base import METHODS
 from fedloom.methods.fixed import FixedNetwork, FixedSettings, FixedState, Visit
-from fedloom.training.holds import Pull
+from fedloom.training.holds import CLASSIFIER, CLASSIFIERS, Pull
 from fedloom.training.local import NetworkJob
 
 
 @dataclass(frozen=True)
 class ScaffoldSettings(FixedSettings):
+    classifier: str = setting("trained", CLASSIFIER, choices=CLASSIFIERS)
     server_rate: float = setting(1.0, "how far the server goes along the mean of the updates; 1: all the way", low=0)
 
 
@@ -64,6 +66,8 @@ class Scaffold(FixedNetwork[ScaffoldState]):
             )
             raise InvalidConfig(f"{what}. Set it to sgd", key="training.optimiser")
         state = super().start(seed)
+        if self.settings.classifier == "frozen":
+            state = replace(state, weights=frozen(self.tools.with_random_classifier(state.weights, seed)))
         return replace(state, control=frozen({name: np.zeros_like(array) for name, array in state.weights.items()}))
 
     def instruct(self, state: ScaffoldState, client: str, action: str) -> Instruction:
@@ -87,7 +91,7 @@ class Scaffold(FixedNetwork[ScaffoldState]):
     def job(self, visit: Visit) -> NetworkJob:
         shared, own = visit.instruction.arrays["control"], self._own(visit)
         slope = self.tools.own({name: array - own[name] for name, array in shared.items()})
-        return replace(super().job(visit), pull=Pull(visit.received, 0.0, slope))
+        return replace(super().job(visit), pull=Pull(visit.received, 0.0, slope), part=CLASSIFIERS[self.settings.classifier])
 
     def train(self, visit: Visit) -> Answer:
         tools, job, shared = self.tools, self.job(visit), visit.instruction.arrays["control"]

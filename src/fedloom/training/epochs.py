@@ -11,6 +11,7 @@ from torch import Tensor
 from fedloom.core.architecture import Architecture
 from fedloom.core.client_site import ClientSite
 from fedloom.supernets.base import Weights
+from fedloom.training.holds import Part
 from fedloom.training.local import Draw, Trainer
 
 
@@ -18,7 +19,7 @@ from fedloom.training.local import Draw, Trainer
 class Epochs:
     """Weights as they are now, how many steps trained each architecture, and the forward multiply-accumulates spent.
 
-    taught, slope: see ``SupernetJob``. restarts: momentum starts at zero in every epoch, else it goes on.
+    taught, slope, part: see ``SupernetJob``. restarts: momentum starts at zero in every epoch, else it goes on.
     """
 
     trainer: Trainer
@@ -27,6 +28,7 @@ class Epochs:
     taught: float = 0.0
     restarts: bool = True
     slope: Weights | None = None
+    part: Part = "whole"
     steps: Counter[Architecture] = field(default_factory=Counter)
     macs: int = 0
     _momenta: Tensor | None = None
@@ -35,7 +37,8 @@ class Epochs:
         """The weights after one more epoch."""
         train = self.site.data.train
         with self.site.clock("train"):
-            trained = self.trainer.train_supernet(self.weights, subnets, train, [rate], draw, self.taught, self._momenta, self.slope)
+            how = self.taught, self._momenta, self.slope, self.part
+            trained = self.trainer.train_supernet(self.weights, subnets, train, [rate], draw, *how)
         self.weights, self.steps, self.macs = trained.weights, self.steps + trained.steps, self.macs + trained.macs
         self._momenta = None if self.restarts else trained.momenta
         return self.weights

@@ -10,6 +10,10 @@ from fedloom.supernets.base import Supernet, Weights
 Part = Literal["whole", "head", "body"]  # of a network; the head is its classifier, the body everything else
 
 
+CLASSIFIERS: dict[str, Part] = {"trained": "whole", "frozen": "body"}  # of a network in rounds -> what rounds train
+CLASSIFIER = "in rounds: trained like the rest, or frozen: it stays as it was drawn, as in FedBABU, and only fine-tuning trains it"
+
+
 class Pull(NamedTuple):
     """A proximal term in the loss, strength / 2 |w - towards|^2: it adds strength (w - towards) to the gradient.
 

@@ -77,7 +77,7 @@ class SupernetJob:
 
     taught: if not 0, the first learns from the labels, the others from what it says before the step (in-place distillation, Yu et al.,
     ECCV 2020), and their losses count this much; else all learn from the labels. momenta: those to go on with; without them, zero.
-    slope: added to every gradient, like the weights; none: zero.
+    slope: added to every gradient, like the weights; none: zero. part: what moves of the subnets.
     """
 
     weights: Weights
@@ -88,6 +88,7 @@ class SupernetJob:
     taught: float = 0.0
     momenta: Tensor | None = None
     slope: Weights | None = None
+    part: Part = "whole"
 
 
 def one_of(archive: Sequence[Architecture]) -> Draw:
@@ -123,6 +124,7 @@ class Trainer:
         self._in_training: dict[str, tuple[Hashable, WeightsInTraining]] = {}  # the last one of each kind of network, and for the supernet
         self._marks: dict[Hashable, tuple[int, Tensor]] = {}  # of pieces, and where they begin
         self._nothings: dict[torch.device, Tensor] = {}
+        self._parts_marked: dict[Hashable, Tensor] = {}
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -148,10 +150,11 @@ class Trainer:
         taught: float = 0.0,
         momenta: Tensor | None = None,
         slope: Weights | None = None,
+        part: Part = "whole",
     ) -> Trained:
         """Each step draws subnets, sums their gradients on one batch and moves their regions only: momentum and decay do not
-        touch other entries. taught, momenta, slope: see ``SupernetJob``."""
-        return together(self._train_supernets, [SupernetJob(weights, draw, examples, rates, rng, taught, momenta, slope)])[0]
+        touch other entries. taught, momenta, slope, part: see ``SupernetJob``."""
+        return together(self._train_supernets, [SupernetJob(weights, draw, examples, rates, rng, taught, momenta, slope, part)])[0]
 
     # -- fixed networks ---------------------------------------------------------
     def _train_networks(self, jobs: Sequence[NetworkJob]) -> list[Trained]:
@@ -224,8 +227,9 @@ class Trainer:
                 subnets = job.draw(job.rng)
                 steps.update(subnets)
                 teacher, others = (subnets[0], subnets[1:]) if job.taught else (None, subnets)
-                mask = self._mask(subnets, labels.device)
-                yield SubnetStep(images, labels, rate, others, mask, teacher, float(job.taught), mask if len(subnets) == 1 else None)
+                region = self._mask(subnets, labels.device)
+                mask = region if job.part == "whole" else region & self._marks_of(job.part, labels.device)
+                yield SubnetStep(images, labels, rate, others, mask, teacher, float(job.taught), region if len(subnets) == 1 else None)
 
         courses = [course(job, steps) for job, steps in zip(jobs, drawn, strict=True)]
         starts = [self._start(job) for job in jobs]
@@ -325,6 +329,14 @@ class Trainer:
         for start, marks in over:
             mask[start : start + len(marks)].logical_or_(marks)
         return mask
+
+    def _marks_of(self, part: Part, device: torch.device) -> Tensor:
+        """(entries,) of the supernet, packed: those of a part."""
+        key = (part, device)
+        if key not in self._parts_marked:
+            moves, shapes = moving(self.supernet, part, self.supernet.shapes) or (), self.supernet.shapes
+            self._parts_marked[key] = flattened(torch.full(shape, name in moves) for name, shape in shapes.items()).to(device)
+        return self._parts_marked[key]
 
     def _nothing(self, device: torch.device) -> Tensor:
         """(entries,) of the supernet, packed: none of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -150,6 +151,17 @@ class Tools:
             what = f"weights has a network {known[:60]}, and this run trains {architecture.id[:60]}"
             raise InvalidConfig(f"{what}. Give both the same architecture", key="weights")
         return {**self.initial_network(seed, architecture), **self.arrays(weights)}
+
+    def with_random_classifier(self, weights: Arrays, seed: int) -> dict[str, Array]:
+        """The same with its classifier's weights drawn as a framework draws a linear layer's: uniform within 1/√inputs. A space may start
+        them much smaller, which suits no body that has to learn under them while they stay (FedBABU). Those that the run was given stay."""
+        draw, drawn = rng(seed, "classifier"), dict(weights)
+        for name, array in weights.items():
+            given = name in self.start or name in self.start_network[1]
+            if self.supernet.in_head(name) and array.ndim > 1 and not given:
+                bound = 1 / math.sqrt(math.prod(array.shape[1:]))
+                drawn[name] = draw.uniform(-bound, bound, array.shape).astype(array.dtype)
+        return drawn
 
     def _initial(self, seed: int) -> Weights:
         return {**self.supernet.initial(derive_seed(seed, "weights")), **self.start}

@@ -57,6 +57,19 @@ def test_with_the_anchor_alone_it_is_scaffold(execution: str, tiny: Tiny) -> Non
     assert apart(found, expected) < 0.01 * apart(free, expected), "its steps are corrected as SCAFFOLD's are"
 
 
+def test_with_the_anchor_alone_and_a_frozen_classifier_it_is_scaffold_with_one(tiny: Tiny) -> None:
+    how = ("perfedsde.anchor=largest", "scaffold.architecture=largest", "perfedsde.classifier=frozen", "scaffold.classifier=frozen")
+    ours = after(3, tiny(*ALONE, *how))
+    theirs = after(3, tiny("method=scaffold", "training.epochs=2", *WHOLE, *how))
+    found, expected = anchor_of(ours), dict(theirs.state.weights)
+    first = {name: array for name, array in anchor_of(Played(tiny(*ALONE, *how))).items() if ours.method.tools.supernet.in_head(name)}
+    far = sum(np.square(expected[name] - array).sum() for name, array in anchor_of(Played(tiny(*ALONE, *how))).items())
+    assert sum(np.square(found[name] - array).sum() for name, array in expected.items()) < 1e-4 * far
+    for name, array in first.items():
+        assert np.array_equal(found[name], array) and np.array_equal(expected[name], array), "it never moves"
+        assert array.ndim == 1 or 0.5 < np.abs(array).max() * array.shape[1] ** 0.5 < 1, "it is drawn like a linear layer"
+
+
 def test_nothing_more_leaves_and_the_memory_has_the_own_way(tiny: Tiny) -> None:
     played = Played(tiny(*DRIFT, "participants=3"))
     first = played.round()
