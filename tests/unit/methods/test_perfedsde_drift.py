@@ -57,17 +57,17 @@ def test_with_the_anchor_alone_it_is_scaffold(execution: str, tiny: Tiny) -> Non
     assert apart(found, expected) < 0.01 * apart(free, expected), "its steps are corrected as SCAFFOLD's are"
 
 
-def test_with_the_anchor_alone_and_a_frozen_classifier_it_is_scaffold_with_one(tiny: Tiny) -> None:
-    how = ("perfedsde.anchor=largest", "scaffold.architecture=largest", "perfedsde.classifier=frozen", "scaffold.classifier=frozen")
-    ours = after(3, tiny(*ALONE, *how))
-    theirs = after(3, tiny("method=scaffold", "training.epochs=2", *WHOLE, *how))
-    found, expected = anchor_of(ours), dict(theirs.state.weights)
-    first = {name: array for name, array in anchor_of(Played(tiny(*ALONE, *how))).items() if ours.method.tools.supernet.in_head(name)}
-    far = sum(np.square(expected[name] - array).sum() for name, array in anchor_of(Played(tiny(*ALONE, *how))).items())
-    assert sum(np.square(found[name] - array).sum() for name, array in expected.items()) < 1e-4 * far
-    for name, array in first.items():
-        assert np.array_equal(found[name], array) and np.array_equal(expected[name], array), "it never moves"
-        assert array.ndim == 1 or 0.5 < np.abs(array).max() * array.shape[1] ** 0.5 < 1, "it is drawn like a linear layer"
+@pytest.mark.parametrize("execution", ["sliced", "masked"])
+def test_with_the_anchor_alone_and_a_frozen_classifier_it_is_scaffold_with_one(execution: str, tiny: Tiny) -> None:
+    how = (f"training.execution={execution}", "perfedsde.anchor=largest", "scaffold.architecture=largest")
+    frozen = (*how, "perfedsde.classifier=frozen", "scaffold.classifier=frozen")
+    ours, theirs = after(3, tiny(*ALONE, *frozen)), after(3, tiny("method=scaffold", "training.epochs=2", *WHOLE, *frozen))
+    first, found, expected = anchor_of(Played(tiny(*ALONE, *frozen))), anchor_of(ours), dict(theirs.state.weights)
+    way, error = (sum(np.square(expected[name] - one[name]).sum() for name in expected) for one in (first, found))
+    assert error < 1e-4 * way
+    for name in filter(ours.method.tools.supernet.in_head, first):
+        assert np.array_equal(found[name], first[name]) and np.array_equal(expected[name], first[name]), "it never moves"
+        assert first[name].ndim == 1 or 0.5 < np.abs(first[name]).max() * first[name].shape[1] ** 0.5 < 1, "it is drawn like a linear layer"
 
 
 def test_nothing_more_leaves_and_the_memory_has_the_own_way(tiny: Tiny) -> None:
