@@ -83,7 +83,7 @@ def test_nothing_private_is_in_any_message(generator: str, course: Sequence[str]
                 played.farewell(name)
     kinds = secrets_of(played, secrets)
     assert all(len(some) >= 2 for kind, some in kinds.items() if kind != "features")
-    assert len(kinds["features"]) == (2 if played.method._generator.guided else 0)
+    assert len(kinds["features"]) == (2 if played.method._diffusion.generator.guided else 0)
     assert len(played.messages) == 2 * 4
     assert found_in(played.messages, kinds) == set()
     for instruction, answer in zip(played.instructions, played.answers, strict=True):

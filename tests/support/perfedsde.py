@@ -51,7 +51,7 @@ def overheard(method: PerFedSDE) -> Iterator[Secrets]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scorer, "score_subnets", listen)
         if method.settings.generator == "diffusion":
-            kind = type(method._generator)
+            kind = type(method._diffusion.generator)
             task, draw = kind.task, kind.draw
 
             def listen_to_task(self: Any, *given: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.architecture import Architecture
-from fedloom.methods import perfedsde
+from fedloom.search import diffusion
 from fedloom.spaces.base import SearchSpace
 
 
@@ -42,7 +42,7 @@ class FakeGenerator:
 def loading(load: Callable[..., Any]) -> Iterator[None]:
     """Whoever loads a generator gets what ``load`` gives."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(perfedsde, "load_generator", load)
+        patch.setattr(diffusion, "load_generator", load)
         yield
 
 

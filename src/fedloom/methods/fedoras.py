@@ -195,11 +195,10 @@ class FedorAS(SubnetMethod[FedorASState]):
 
     def _score(self, instruction: Instruction, site: ClientSite, choices: Array) -> Answer:
         """Stage 2: candidates with the supernet's weights."""
-        tools, weights, selecting = self.tools, self.tools.tensors(instruction.arrays["weights"]), self.tools.selecting(site.data)
+        tools, weights = self.tools, self.tools.tensors(instruction.arrays["weights"])
         candidates = [tools.space.canonical(row) for row in choices]
         with site.clock("score"):
-            scored = tools.scorer.score_subnets(weights, candidates, selecting, site.data.train)
-            tools.count_scoring(site, candidates, len(selecting))
+            scored = tools.score(site, weights, candidates)
         best = max(scored, key=lambda one: one.score.accuracy).architecture
         diary, _ = tools.test(site, best, tools.supernet.plain(weights, best), 0)
         arrays = {"update": NOTHING, "coverage": NOTHING, "accuracies": {"accuracy": np.array([one.score.accuracy for one in scored])}}

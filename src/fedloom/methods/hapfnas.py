@@ -252,10 +252,7 @@ class Hapfnas(FederatedMethod[HapfnasState]):
         tools, own = self.tools, self.settings
 
         def score(architectures: Sequence[Architecture]) -> Scores:
-            selecting = tools.selecting(site.data)
-            tools.count_scoring(site, architectures, len(selecting))
-            scored = tools.scorer.score_subnets(supernet, architectures, selecting, site.data.train)
-            return {one.architecture: -one.score.loss for one in scored}
+            return {one.architecture: -one.score.loss for one in tools.score(site, supernet, architectures)}
 
         sizes = (own.population, own.generations, own.mutation_size, own.crossover_size, own.mutation, own.finalists)
         return GuidedSearch(*sizes).run(space, score, fit_forest, draw)

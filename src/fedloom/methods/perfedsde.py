@@ -21,10 +21,10 @@ averaged.
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import median
 from typing import Any, ClassVar
 
@@ -38,24 +38,21 @@ from fedloom.core.messages import FINISH, TRAIN, Arrays, Instruction, Report, fr
 from fedloom.core.method import Answer
 from fedloom.core.seeds import rng
 from fedloom.core.settings import setting
-from fedloom.core.sharing import once
-from fedloom.generator.files import load_generator
-from fedloom.generator.generator import STRONGEST, AnyGenerator
+from fedloom.generator.generator import STRONGEST
 from fedloom.maths.averaging import AVERAGING, covered_share
 from fedloom.maths.samplers import SAMPLERS
 from fedloom.methods.base import METHODS, AveragingMethod
 from fedloom.search.base import SURROGATES
 from fedloom.search.candidates import Candidates
+from fedloom.search.diffusion import Diffusion
 from fedloom.search.near import Near, grown
 from fedloom.search.standings import CRITERIA, best_of, in_order, inherited, memory_of, relative, running, standing
-from fedloom.supernets.base import Weights
 from fedloom.training.drift import Drift, remembered, to_remember
 from fedloom.training.epochs import Epochs
 from fedloom.training.finetuning import Finalist
 from fedloom.training.holds import CLASSIFIER, CLASSIFIERS
 from fedloom.training.local import Draw, beside, one_of
-from fedloom.training.racing import part, race, rough_calibration
-from fedloom.training.scoring import Request, Scored
+from fedloom.training.scoring import Scored
 
 NONE: dict[str, Any] = {"none": None}
 
@@ -133,6 +130,19 @@ class PerFedSDESettings:
     def tiny(cls) -> PerFedSDESettings:
         return cls(iterations=1, population=4, candidates=6, offspring=2, archive_size=2)
 
+    def check(self) -> None:
+        """Refuses what does not go together."""
+        if -1 < self.guidance < 0:
+            what = f"perfedsde.guidance is {self.guidance:g}. It is 0 or more, or -1 for the model's own"
+            raise InvalidConfig(what, key="perfedsde.guidance")
+        of_an_anchor = {"warmup": self.warmup > 0, "distance": self.distance < 1, "sampling": self.sampling == "near", "drift": self.drift}
+        if given := [name for name, speaks in of_an_anchor.items() if speaks and not self.anchor]:
+            what = f"perfedsde.{given[0]} speaks of an anchor, and there is none. Set perfedsde.anchor, for example to medium"
+            raise InvalidConfig(what, key=f"perfedsde.{given[0]}")
+        if self.racing < 1 and (self.same_weights or self.criterion != "accuracy"):
+            what = "perfedsde.racing compares accuracies on a part of the images"
+            raise InvalidConfig(f"{what}. Set it to 1 with same_weights, or with another criterion", key="perfedsde.racing")
+
 
 @dataclass(frozen=True)
 class PerFedSDEState:
@@ -140,6 +150,25 @@ class PerFedSDEState:
     seed: int
     weights: Arrays
     carried: Arrays = field(default_factory=dict)  # from round to round, by [averaging]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One participation of a client. training: the supernet at the client, which at the end stays as it was received; drift: what
+    corrects the anchor's steps, if anything does."""
+
+    instruction: Instruction
+    site: ClientSite
+    training: Epochs
+    drift: Drift | None
+
+    @property
+    def trains(self) -> bool:
+        return self.instruction.action == TRAIN
+
+    @property
+    def round(self) -> int:
+        return self.instruction.round
 
 
 @dataclass(frozen=True)
@@ -181,31 +210,17 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
 
     # -- server ---------------------------------------------------------------
     def start(self, seed: int) -> PerFedSDEState:
-        if -1 < self.settings.guidance < 0:
-            what = f"perfedsde.guidance is {self.settings.guidance:g}. It is 0 or more, or -1 for the model's own"
-            raise InvalidConfig(what, key="perfedsde.guidance")
-        self._check()
-        if self.settings.generator == "diffusion":
-            _ = self._generator  # a missing or foreign file shows before the first round
+        own, training = self.settings, self.tools.training
+        own.check()
+        _ = self._anchor  # a wrong name shows before the first round
+        if own.drift and not (training.rate and training.optimiser == "sgd"):
+            raise InvalidConfig("perfedsde.drift needs training.optimiser=sgd and a training.rate above 0", key="perfedsde.drift")
+        if own.generator == "diffusion":
+            _ = self._diffusion.generator  # and so does a missing or foreign file
         weights = self.tools.initial_supernet(seed)
-        if self.settings.classifier == "frozen":
+        if own.classifier == "frozen":
             weights = self.tools.with_random_classifier(weights, seed)
         return PerFedSDEState(0, seed, frozen(weights))
-
-    def _check(self) -> None:
-        """Refuses settings that do not go together."""
-        own = self.settings
-        if not own.anchor:
-            given = {"warmup": own.warmup > 0, "distance": own.distance < 1, "sampling": own.sampling == "near", "drift": own.drift}
-            for name in (name for name, speaks in given.items() if speaks):
-                what = f"perfedsde.{name} speaks of an anchor, and there is none. Set perfedsde.anchor, for example to medium"
-                raise InvalidConfig(what, key=f"perfedsde.{name}")
-        if own.racing < 1 and (own.same_weights or own.criterion != "accuracy"):
-            what = "perfedsde.racing compares accuracies on a part of the images"
-            raise InvalidConfig(f"{what}. Set it to 1 with same_weights, or with another criterion", key="perfedsde.racing")
-        _ = self._anchor  # a wrong name shows before the first round
-        if own.drift and not (self.tools.training.rate and self.tools.training.optimiser == "sgd"):
-            raise InvalidConfig("perfedsde.drift needs training.optimiser=sgd and a training.rate above 0", key="perfedsde.drift")
 
     def instruct(self, state: PerFedSDEState, client: str, action: str) -> Instruction:
         usual, control, anchor = super().instruct(state, client, action), remembered(state.carried), self.at(client)._anchor
@@ -217,112 +232,110 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         known, last = remembered(state.carried), state.round + 1 == self.tools.rounds
         if not self.settings.drift or last:
             return {}
-        return to_remember(known if change is None else self._drift(state.round).mixed(known, change))
+        return to_remember(known if change is None else self._drift(state.round, known).mixed(change))
 
     def supernet_of(self, state: PerFedSDEState) -> Arrays:
         return state.weights
 
     # -- client ---------------------------------------------------------------
     def answer(self, instruction: Instruction, site: ClientSite) -> Answer:
-        settings, received = self.settings, self.tools.received(instruction.arrays["weights"])
+        visit = self._visit(instruction, site)
         if instruction.action == FINISH:
-            return self._settle(instruction, site, received)
-        taught, slope = settings.lesson if settings.anchor else 0.0, self._slope(instruction, site)
-        training = Epochs(self.tools.trainer, site, received, taught, settings.restarts, slope, CLASSIFIERS[settings.classifier])
-        if instruction.round < self._warm_rounds:
-            found = self._warm_up(instruction, site, training)
-        else:
-            found = self._course(instruction, site, received, training)
-        return self._report(instruction, site, received, training, found)
+            return self._settle(visit)
+        return self._report(visit, self._warm_up(visit) if visit.round < self._warm_rounds else self._course(visit))
 
-    def _course(self, instruction: Instruction, site: ClientSite, received: Weights, training: Epochs | None) -> Found:
-        """Without training at the final participation. A client that never searched before searches then, with the supernet as it is."""
-        course = self._search_with_same_weights if self.settings.same_weights else self._search
-        return course(instruction, site, received, training)
+    def _visit(self, instruction: Instruction, site: ClientSite) -> Visit:
+        """The received supernet, ready to be trained."""
+        settings, received = self.settings, self.tools.received(instruction.arrays["weights"])
+        drift = slope = None
+        if settings.drift and instruction.action == TRAIN:
+            drift = self._drift(instruction.round, instruction.arrays.get("control", {}), remembered(site.memory.arrays))
+            slope = drift.slope(self.tools.trainer.steps(site.data.train))
+        taught = settings.lesson if settings.anchor else 0.0
+        return Visit(
+            instruction, site, Epochs(self.tools, site, received, taught, settings.restarts, slope, CLASSIFIERS[settings.classifier]), drift
+        )
 
-    def _search(self, instruction: Instruction, site: ClientSite, weights: Weights, training: Epochs | None) -> Found:
+    def _course(self, visit: Visit) -> Found:
+        """At the end without training. Who has searched before only scores its population again; who has not searches then."""
+        return self._search_with_same_weights(visit) if self.settings.same_weights else self._search(visit)
+
+    def _search(self, visit: Visit) -> Found:
         """Algorithm 1, lines 8-23: search and supernet training in turn."""
-        settings, space, known = self.settings, self.tools.space, inherited(self.tools.space, site.memory)
-        candidates = self._candidates(instruction, site) if training or not known else None
-        population = self._score(site, weights, known or self._first_population(instruction), "rescore")  # best first
+        settings, space, known = self.settings, self.tools.space, inherited(self.tools.space, visit.site.memory)
+        candidates = self._candidates(visit, searched=bool(known))
+        population = self._scored(visit, known or self._first_population(visit.instruction), "rescore")  # lines 9 and 10
         size, scored = self._size, len(population)
-        for iteration in range(settings.iterations if candidates else 0):
+        for rate, draw in self._iterations(visit) if candidates else ():
             assert candidates
-            draw = rng(instruction.seed, "iteration", iteration)
-            offspring = candidates.choose(population, draw)
-            if training:
-                weights = training.train(self._subnets(population, instruction.round), self._rates(instruction)[iteration], draw)
-            new = self._score(site, weights, offspring)
+            offspring = candidates.choose(population, draw)  # lines 12 to 14
+            if visit.trains:
+                visit.training.train(self._subnets(population, visit.round), rate, draw)  # lines 16 and 17
+            new = self._scored(visit, offspring)  # line 19
             candidates.compare(new)
-            population, scored = in_order([*population, *new], settings.criterion)[:size], scored + len(new)
+            population, scored = in_order([*population, *new], settings.criterion)[:size], scored + len(new)  # line 20
         return Found(population, scored, candidates, memory_of(space, population, scores=False))
 
-    def _search_with_same_weights(self, instruction: Instruction, site: ClientSite, weights: Weights, training: Epochs | None) -> Found:
+    def _search_with_same_weights(self, visit: Visit) -> Found:
         """The same parts in another order: offspring are chosen by what members scored before, all epochs are trained, then members and
         offspring are scored together. Members stand by their means over participations, against the anchor's."""
-        settings, space = self.settings, self.tools.space
-        draws = [rng(instruction.seed, "iteration", iteration) for iteration in range(settings.iterations)]
-        members = known = standing(space, site.memory)
-        candidates = self._candidates(instruction, site) if training or not known else None
+        settings, space, memory, iterations = self.settings, self.tools.space, visit.site.memory, self._iterations(visit)
+        members = known = standing(space, memory)
+        candidates = self._candidates(visit, searched=bool(known))
         if not known:  # scores for the surrogate; a memory without scores may have an architecture twice
-            first = dict.fromkeys(inherited(space, site.memory) or self._first_population(instruction))
-            members = self._score(site, weights, [*first], "rescore")
-        offspring = candidates.choose(members, draws[0]) if candidates else []
-        if training:
-            for rate, draw in zip(self._rates(instruction), draws, strict=True):
-                weights = training.train(self._subnets(members, instruction.round), rate, draw)
-        now = self._score(site, weights, [*(member.architecture for member in members), *offspring])
+            first = dict.fromkeys(inherited(space, memory) or self._first_population(visit.instruction))
+            members = self._scored(visit, [*first], "rescore")
+        offspring = candidates.choose(members, iterations[0][1]) if candidates else []
+        for rate, draw in iterations if visit.trains else ():
+            visit.training.train(self._subnets(members, visit.round), rate, draw)
+        now = self._scored(visit, [*(member.architecture for member in members), *offspring])
         if candidates:
             candidates.compare([one for one in now if one.architecture in set(offspring)])
         means = running({one.architecture: one.score for one in known}, relative(now, self._anchor), settings.renewal)
-        best, scores = best_of(in_order(means, settings.criterion), self._size, self._anchor), {one.architecture: one for one in now}
-        scored = len(now) + (0 if known else len(members))
-        return Found([scores[one.architecture] for one in best], scored, candidates, memory_of(space, best, scores=True))
+        best = best_of(in_order(means, settings.criterion), self._size, self._anchor)
+        newest, scored = {one.architecture: one for one in now}, len(now) + (0 if known else len(members))
+        return Found([newest[one.architecture] for one in best], scored, candidates, memory_of(space, best, scores=True))
 
-    def _warm_up(self, instruction: Instruction, site: ClientSite, training: Epochs) -> Found:
+    def _warm_up(self, visit: Visit) -> Found:
         """The anchor alone."""
         assert self._anchor
-        for iteration, rate in enumerate(self._rates(instruction)):
-            training.train(beside(self._anchor), rate, rng(instruction.seed, "iteration", iteration))
-        return Found([], 0, None, site.memory)
+        for rate, draw in self._iterations(visit):
+            visit.training.train(beside(self._anchor), rate, draw)
+        return Found([], 0, None, visit.site.memory)
 
-    def _report(self, instruction: Instruction, site: ClientSite, received: Weights, training: Epochs, found: Found) -> Answer:
+    def _report(self, visit: Visit, found: Found) -> Answer:
         """What leaves: update, coverage and the number of examples."""
-        tools, weights = self.tools, training.weights
-        tools.check_reach(training.steps)
+        tools, settings, site, training, memory = self.tools, self.settings, visit.site, visit.training, found.memory
         with site.clock("train"):
-            update = tools.update(weights, received)
-            coverage = self._coverage(training.steps)
+            update = training.update()
+            coverage = training.coverage(effort=settings.averaging == "coverage_effort")  # the only rule that weighs steps
+        if visit.drift:
+            memory = replace(memory, arrays={**memory.arrays, **to_remember(visit.drift.own_way(update))})
         best = found.population[0].architecture if found.population else self._anchor
         assert best
-        diary, _ = tools.test(site, best, tools.supernet.plain(weights, best), training.macs)
-        stored = tools.reach.entries if tools.reach else sum(tensor.numel() for tensor in weights.values())
-        diary = replace(
-            diary,
-            evaluated_architectures=found.scored,
-            peak_memory_mb=max(tools.training_memory_mb(a, stored, len(site.data.train)) for a in training.steps),
-            notes={"covered_share": covered_share(coverage, update), **found.scores, **self._notes(found, best)},
-        )
-        facts, memory = {"examples": len(site.data.train)}, found.memory
-        if self.settings.drift:
-            own = self._drift(instruction.round).own_way(*self._controls(instruction, site), update)
-            memory = replace(memory, arrays={**memory.arrays, **to_remember(own)})
+        diary, _ = tools.test(site, best, tools.supernet.plain(training.weights, best), training.macs)
+        notes = {"covered_share": covered_share(coverage, update), **found.scores, **self._notes(found, best)}
+        diary = replace(diary, evaluated_architectures=found.scored, peak_memory_mb=training.peak_memory_mb, notes=notes)
         arrays = {name: tools.returned(group) for name, group in (("update", update), ("coverage", coverage)) if name in self.uploads}
-        return Answer(Report(instruction.client, instruction.round, arrays, facts), memory, diary)
+        return Answer(Report(visit.instruction.client, visit.round, arrays, {"examples": len(site.data.train)}), memory, diary)
 
-    def _settle(self, instruction: Instruction, site: ClientSite, weights: Weights) -> Answer:
+    def _settle(self, visit: Visit) -> Answer:
         """The final participation: the best, or the anchor and the finalists, are tuned, and one of them becomes the client's own."""
-        found, plain = self._course(instruction, site, weights, None), self.tools.supernet.plain
+        found, weights, plain = self._course(visit), visit.training.weights, self.tools.supernet.plain
         order = [member.architecture for member in found.population]
         if self.settings.finalists and self._anchor:
             order = [self._anchor, *(one for one in order if one != self._anchor)]
         first, *others = (Finalist(one, plain(weights, one)) for one in order[: 1 + self.settings.finalists])
-        model, diary = self.tools.personalise(site, first.architecture, first.plain, instruction.seed, others)
+        model, diary = self.tools.personalise(visit.site, first.architecture, first.plain, visit.instruction.seed, others)
         notes = {**diary.notes, **self._notes(found, Architecture.parse(model.architecture))}
         diary = replace(diary, evaluated_architectures=found.scored, notes=notes)
-        return Answer(Report(instruction.client, instruction.round), found.memory, diary, model)
+        return Answer(Report(visit.instruction.client, visit.round), found.memory, diary, model)
 
-    # -- what is trained ----------------------------------------------------------
+    def _notes(self, found: Found, chosen: Architecture) -> dict[str, float]:
+        notes, near = found.candidates.notes if found.candidates else {}, self._near(0)
+        return {**notes, "genes_from_anchor": float(near.genes(chosen))} if near else notes
+
+    # -- the anchor -------------------------------------------------------------
     @cached_property
     def _anchor(self) -> Architecture | None:
         """Reduced where it is over budget, by all clients of that budget alike."""
@@ -338,24 +351,16 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         distance = grown(self.settings.distance, round, self._warm_rounds, self.tools.rounds)
         return Near(self.tools.space, self._anchor, distance) if self._anchor else None
 
-    def _rates(self, instruction: Instruction) -> list[float]:
-        return self.tools.rates(instruction.round, self.settings.iterations)
-
-    def _drift(self, round: int) -> Drift:
+    def _drift(self, round: int, shared: Arrays, own: Arrays | None = None) -> Drift:
+        """shared: the mean way of all clients; own: that of this client."""
         assert self._anchor
-        return Drift(self.tools, self._anchor, self.tools.rates(round, self.settings.iterations), self.settings.restarts)
+        return Drift(self.tools, self._anchor, self.tools.rates(round, self.settings.iterations), self.settings.restarts, shared, own or {})
 
-    @staticmethod
-    def _controls(instruction: Instruction, site: ClientSite) -> tuple[Arrays, Arrays]:
-        """The mean way of all clients and this client's own; nothing before the first."""
-        return instruction.arrays.get("control", {}), remembered(site.memory.arrays)
-
-    def _slope(self, instruction: Instruction, site: ClientSite) -> Weights | None:
-        """What corrects the drift of the anchor. Zero in the first round: there is always one, so that steps stay the same."""
-        if not self.settings.drift:
-            return None
-        shared, own = self._controls(instruction, site)
-        return self._drift(instruction.round).slope(shared, own, self.tools.trainer.steps(site.data.train))
+    # -- what is trained ----------------------------------------------------------
+    def _iterations(self, visit: Visit) -> list[tuple[float, np.random.Generator]]:
+        """Of each iteration the learning rate of its epoch, and what it draws by."""
+        rates = self.tools.rates(visit.round, self.settings.iterations)
+        return [(rate, rng(visit.instruction.seed, "iteration", iteration)) for iteration, rate in enumerate(rates)]
 
     def _subnets(self, population: Sequence[Scored], round: int) -> Draw:
         """What a step trains: with an anchor, the anchor and then what is drawn."""
@@ -366,25 +371,16 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
             return draw
         return beside(near.anchor, near.one if settings.sampling == "near" else draw)
 
-    # -- candidates -------------------------------------------------------------
+    # -- candidates and population ----------------------------------------------
     @cached_property
-    def _generator(self) -> AnyGenerator:
-        """Loaded by those who use it, once."""
-        own, tools = self.settings, self.tools
-        space, guided = tools.supernet.space, own.guidance != 0
-        what = space, own.generator_file, own.features, tools.device, own.sampler, own.steps, guided
-        found = once(lambda: load_generator(*what), "generator", *what)
-        if own.guidance > 0 and not found.guided:
-            raise InvalidConfig(
-                f"perfedsde.guidance is {own.guidance:g}, but the generator of {space.name} has no predictor, so data cannot guide it. "
-                "Set it to 0, or train one with it (fedloom pretrain)",
-                key="perfedsde.guidance",
-            )
-        return found
+    def _diffusion(self) -> Diffusion:
+        own = self.settings
+        return Diffusion(self.tools, own.generator_file, own.features, own.sampler, own.steps, own.guidance)
 
-    def _candidates(self, instruction: Instruction, site: ClientSite) -> Candidates:
-        """Those of one participation. The diffusion model draws for all iterations at once: it is frozen and so are the client's data,
-        so this equals a draw in each iteration. A GPU draws while it scores the population."""
+    def _candidates(self, visit: Visit, searched: bool) -> Candidates | None:
+        """Those of one participation; none at the end where a client has searched before. A GPU draws while it scores the population."""
+        if searched and not visit.trains:
+            return None
         settings = self.settings
         at_once, times = (settings.iterations, 1) if settings.same_weights else (1, settings.iterations)
         candidates = Candidates(
@@ -394,27 +390,14 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
             offspring=at_once * settings.offspring,
             count=at_once * settings.candidates,
             mutation=settings.mutation,
-            clock=site.clock,
+            clock=visit.site.clock,
             criterion=settings.criterion,
-            near=self._near(instruction.round),
+            near=self._near(visit.round),
         )
         if settings.generator != "diffusion":
             return candidates
-        train, strength = site.data.train, None if settings.guidance < 0 else settings.guidance
-        with site.clock("generate"):
-            task = self._generator.task(train.images, train.labels) if strength != 0 else None
-        draw = partial(self._generator.draw, task=task, strength=strength)
-        return candidates.drawn_by(draw, times, rng(instruction.seed, "generator"), self.tools.device)
+        return candidates.drawn_by(self._diffusion, visit.site, times, rng(visit.instruction.seed, "generator"))
 
-    def _notes(self, found: Found, chosen: Architecture) -> dict[str, float]:
-        notes = {**found.candidates.notes} if found.candidates else {}
-        if found.candidates and self.settings.generator == "diffusion":
-            notes["guided"] = float(self._generator.guided and self.settings.guidance != 0)
-        if near := self._near(0):
-            notes["genes_from_anchor"] = float(near.genes(chosen))
-        return notes
-
-    # -- population -------------------------------------------------------------
     @property
     def _size(self) -> int:
         return self.settings.population or 3 * len(self.tools.space.genes)
@@ -423,19 +406,8 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         draw, near = rng(instruction.seed, "population"), self._near(instruction.round)
         return near.population(self._size, draw) if near else [self.tools.space.sample(draw) for _ in range(self._size)]
 
-    def _score(self, site: ClientSite, weights: Weights, architectures: Sequence[Architecture], stage: str = "score") -> list[Scored]:
-        with site.clock(stage):
-            scorer, data, racing = self.tools.scorer, site.data, self.settings.racing
-            selecting = self.tools.selecting(data)
-            if racing < 1 and stage == "rescore":  # offspring are few, and may enter the archive: they are scored in full
-                (raced,) = race(scorer, [Request(weights, architectures, selecting, data.train)], racing)
-                self.tools.count_scoring(site, architectures, len(part(selecting, racing)), rough_calibration(scorer, racing))
-                self.tools.count_scoring(site, [one.architecture for one in raced if not one.score.rough], len(selecting))
-                return in_order(raced, self.settings.criterion)
-            self.tools.count_scoring(site, architectures, len(selecting))
-            return in_order(scorer.score_subnets(weights, architectures, selecting, data.train), self.settings.criterion)
-
-    def _coverage(self, steps: Counter[Architecture]) -> dict[str, np.ndarray]:
-        """Steps per entry where the averaging rule weighs them; otherwise only whether there were any, which says less."""
-        found = self.tools.supernet.coverage(steps, counted=self.settings.averaging == "coverage_effort")
-        return {name: trained.numpy() for name, trained in found.items()}
+    def _scored(self, visit: Visit, architectures: Sequence[Architecture], stage: str = "score") -> list[Scored]:
+        """Best first. Offspring do not race: they are few, and may enter the archive."""
+        racing = self.settings.racing if stage == "rescore" else 1.0
+        with visit.site.clock(stage):
+            return in_order(self.tools.score(visit.site, visit.training.weights, architectures, racing), self.settings.criterion)

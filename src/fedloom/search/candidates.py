@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.client_site import Stopwatch
+from fedloom.core.client_site import ClientSite, Stopwatch
 from fedloom.maths.ranking import spearman
 from fedloom.search.base import SURROGATES, choose, predicted
+from fedloom.search.diffusion import Diffusion, Draw
 from fedloom.search.draws import PATIENCE, children, new_ones, samples
 from fedloom.search.near import Near
 from fedloom.search.standings import value
@@ -22,7 +23,6 @@ from fedloom.spaces.budget import Bounded
 from fedloom.training.scoring import Scored
 from fedloom.training.together import among_others
 
-Draw = Callable[[int, np.random.Generator], Sequence[Architecture]]  # so many architectures of a trained generator
 Pool = Callable[[], Sequence[Architecture]]  # what was, or is, drawn for all iterations
 
 
@@ -62,7 +62,8 @@ class Candidates:
 
     near: moves every candidate, whatever its source, towards an anchor; near it there may be too few that are new.
 
-    diffusion: ``pool`` gives what is drawn for all iterations at once, each of which takes its part of it; ``draw`` draws more.
+    diffusion: ``pool`` gives what is drawn for all iterations at once, each of which takes its part of it; ``draw`` draws more;
+    ``guided`` says whether the client's data guide it.
     """
 
     space: SearchSpace  # with its budget
@@ -76,6 +77,7 @@ class Candidates:
     near: Near | None = None
     pool: Pool = tuple
     draw: Draw | None = None
+    guided: bool | None = None
     _left: Iterator[Architecture] | None = None  # of the pool
     _predicted: dict[Architecture, float] = field(default_factory=dict)  # of the offspring of this iteration
     _correlations: list[float] = field(default_factory=list)
@@ -89,15 +91,17 @@ class Candidates:
         """How many candidates an iteration looks at."""
         return self.offspring if self.surrogate == "none" else max(self.count, self.offspring)
 
-    def drawn_by(self, draw: Draw, times: int, rng: np.random.Generator, device: torch.device) -> Candidates:
-        """The same with a trained generator, which draws for so many iterations at once. A GPU begins at once, beside other work."""
+    def drawn_by(self, diffusion: Diffusion, site: ClientSite, times: int, rng: np.random.Generator) -> Candidates:
+        """The same with a diffusion model, which draws for so many iterations at once: it is frozen and so are the client's data, so this
+        equals a draw in each iteration. A GPU begins at once, beside other work."""
+        draw, device = diffusion.draw_for(site), diffusion.tools.device
 
         def all_iterations() -> Sequence[Architecture]:
             with self.clock("generate"):
                 return draw(times * self.per_iteration, rng)
 
         pool = drawn_beside(all_iterations, device) if device.type == "cuda" else all_iterations
-        return replace(self, draw=draw, pool=pool)
+        return replace(self, draw=draw, pool=pool, guided=diffusion.guided)
 
     # -- one iteration -------------------------------------------------------
     def choose(self, population: Sequence[Scored], rng: np.random.Generator) -> list[Architecture]:
@@ -136,6 +140,8 @@ class Candidates:
                 found["over_budget_share"] = self._over_budget / self._drawn
         if self._correlations:
             found[f"{self.surrogate}_rank_correlation"] = float(np.mean(self._correlations))
+        if self.guided is not None:
+            found["guided"] = float(self.guided)
         return found
 
     # -- parts -----------------------------------------------------------------

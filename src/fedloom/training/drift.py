@@ -13,7 +13,7 @@ many images both are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -38,22 +38,25 @@ def to_remember(way: Mapping[str, Array]) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Drift:
-    """Of one visit, or of one round of the server. rates: one per epoch; restarts: momentum begins anew in every epoch."""
+    """Of one visit, or of one round of the server. rates: one per epoch; restarts: momentum begins anew in every epoch; shared: c;
+    own: c_i. Both are empty before the first."""
 
     tools: Tools
     anchor: Architecture
     rates: Sequence[float]
     restarts: bool
+    shared: Arrays
+    own: Arrays = field(default_factory=dict)
 
     def way(self, update: Arrays) -> dict[str, Array]:
         """Of an update of the supernet, on the anchor's entries."""
         return self._per_rate(self.tools.part_of(update, self.anchor))
 
-    def mixed(self, shared: Arrays, change: Arrays) -> dict[str, Array]:
+    def mixed(self, change: Arrays) -> dict[str, Array]:
         """c after a round, like the supernet: the clients that took part have new ways, the others still theirs. change: the mean of the
         updates; it is zero where nobody trained an entry, which then keeps its c."""
         share = np.float32(self.tools.participants / max(self.tools.clients, self.tools.participants))
-        ways = self._per_rate(change)
+        ways, shared = self._per_rate(change), self.shared
         if not shared:
             return {name: share * new for name, new in ways.items()}
         return {name: np.where(new == 0, shared[name], shared[name] + share * (new - shared[name])) for name, new in ways.items()}
@@ -62,17 +65,18 @@ class Drift:
         total = np.float32(sum(self.rates))
         return {name: array / total for name, array in arrays.items()}
 
-    def slope(self, shared: Arrays, own: Arrays, steps: int) -> Weights:
-        """What every gradient gets besides, like the supernet; zero outside of the anchor, and before there is a mean. steps: of an
-        epoch."""
+    def slope(self, steps: int) -> Weights:
+        """What every gradient gets besides, like the supernet; zero outside of the anchor, and before there is a mean; never absent, so
+        that steps stay the same. steps: of an epoch."""
         every, momentum = [[rate] * steps for rate in self.rates], self.tools.training.momentum
         courses = every if self.restarts else [list(chain(*every))]
         scale = np.float32(sum(self.rates) / sum(reach(course, momentum) for course in courses))  # from a way to a gradient
         empty = {name: np.zeros(shape, np.float32) for name, shape in self.tools.supernet.shapes.items()}
-        part = {name: (own[name] - array if own else -array) * scale for name, array in shared.items()}  # ways go against gradients
+        own = self.own
+        part = {name: (own[name] - array if own else -array) * scale for name, array in self.shared.items()}  # ways go against gradients
         return self.tools.own(self.tools.padded(part, self.anchor, empty) if part else empty)
 
-    def own_way(self, shared: Arrays, own: Arrays, update: Arrays) -> dict[str, Array]:
+    def own_way(self, update: Arrays) -> dict[str, Array]:
         """c_i after a visit: its way without the correction, which took c - c_i of it."""
-        found = self.way(update)
+        found, shared, own = self.way(update), self.shared, self.own
         return {name: array - shared[name] + (own[name] if own else 0) for name, array in found.items()} if shared else found

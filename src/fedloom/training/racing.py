@@ -21,7 +21,7 @@ FEWEST = 32  # images that measure normalisation statistics in the first stage, 
 def race(scorer: Scorer, requests: Sequence[Request], share: float) -> list[list[Scored]]:
     """What ``scorer.score_many`` gives, with rough scores. share: of the images, and of those for statistics, in the first stage."""
     quick = scorer.quick(rough_calibration(scorer, share))
-    first = together(quick.score_many, [replace(request, examples=part(request.examples, share)) for request in requests])
+    first = together(quick.score_many, [replace(request, examples=first_images(request.examples, share)) for request in requests])
     finalists = [[one.architecture for one in best_first(scored)[: math.ceil(FINAL * len(scored))]] for scored in first]
     final = together(scorer.score_many, [replace(one, architectures=best) for one, best in zip(requests, finalists, strict=True)])
     return [_merged(rough, exact) for rough, exact in zip(first, final, strict=True)]
@@ -33,7 +33,7 @@ def rough_calibration(scorer: Scorer, share: float) -> int:
     return min(full, max(FEWEST, round(share * full)))
 
 
-def part(examples: Examples, share: float) -> Examples:
+def first_images(examples: Examples, share: float) -> Examples:
     """This share of the examples, at least one, evenly spread over them: always the same ones."""
     chosen = spread(examples, max(1, round(share * len(examples))))
     return Examples(examples.images[chosen], examples.labels[chosen])

@@ -31,8 +31,9 @@ from fedloom.training.holds import Part, Pull
 from fedloom.training.local import Trained, Trainer
 from fedloom.training.packed import Packed
 from fedloom.training.pixels import Pixels
+from fedloom.training.racing import first_images, race, rough_calibration
 from fedloom.training.recipe import TrainingSettings, optimiser_of, rate_of
-from fedloom.training.scoring import NetworkRequest, Scorer
+from fedloom.training.scoring import NetworkRequest, Request, Scored, Scorer
 from fedloom.training.server import AveragingSettings, ServerSteps
 
 
@@ -247,6 +248,18 @@ class Tools:
     def selecting(self, data: ClientData) -> Examples:
         """The examples that score, reward and select."""
         return data.test if self.protocol == "paper" else data.validation
+
+    def score(self, site: ClientSite, weights: Weights, architectures: Sequence[Architecture], racing: float = 1.0) -> list[Scored]:
+        """Subnets of a supernet on the selecting examples, in the given order. racing: the share of these on which all are scored first,
+        then the better third on all of them."""
+        train, selecting = site.data.train, self.selecting(site.data)
+        if racing == 1:
+            self.count_scoring(site, architectures, len(selecting))
+            return self.scorer.score_subnets(weights, architectures, selecting, train)
+        (raced,) = race(self.scorer, [Request(weights, architectures, selecting, train)], racing)
+        self.count_scoring(site, architectures, len(first_images(selecting, racing)), rough_calibration(self.scorer, racing))
+        self.count_scoring(site, [one.architecture for one in raced if not one.score.rough], len(selecting))
+        return raced
 
     # -- cost ---------------------------------------------------------------------
     def training_memory_mb(self, architecture: Architecture, stored: int, examples: int) -> float:

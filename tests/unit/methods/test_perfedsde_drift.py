@@ -83,7 +83,7 @@ def test_nothing_more_leaves_and_the_memory_has_the_own_way(tiny: Tiny) -> None:
     for answer in played.answers:
         assert set(answer.report.arrays) == {"update", "coverage"} and set(answer.report.facts) == {"examples"}
         assert remembered(answer.memory.arrays) and "population" in answer.memory.arrays
-    drift = played.method._drift(0)
+    drift = played.method._drift(0, {})
     for answer in first:  # nothing was corrected: the way is the update over the sum of the rates
         for name, way in remembered(answer.memory.arrays).items():
             part = answer.report.arrays["update"][name][played.method.tools.supernet.regions(drift.anchor)[name]]
@@ -96,7 +96,7 @@ def test_the_server_carries_the_mean_of_all_clients_until_the_last_round(tiny: T
         before, weights = remembered(played.state.carried), played.state.weights
         answers = played.round()
         moved = {name: played.state.weights[name] - array for name, array in weights.items()}
-        rates, carried = played.method._drift(number).rates, remembered(played.state.carried)
+        rates, carried = played.method._drift(number, {}).rates, remembered(played.state.carried)
         assert carried.keys() == weights.keys()
         for name, now in carried.items():
             known = before[name] if before else np.zeros_like(now)
@@ -129,7 +129,7 @@ def test_the_slope_lies_on_the_anchor_and_makes_up_for_the_way(tiny: Tiny, monke
     played.answer(instruction)
     method, shared = played.method, instruction.arrays["control"]
     anchored = method.tools.supernet.regions(method._anchor)
-    own, drift = remembered(memory.arrays) if memory else {}, method._drift(1)
+    own, drift = remembered(memory.arrays) if memory else {}, method._drift(1, {})
     momentum = method.tools.training.momentum
     far = drift.rates[0] + drift.rates[1] * (1 + momentum)  # of gradients of one: one step an epoch, momentum goes on
     for job in heard:
@@ -178,7 +178,7 @@ def test_restarts_make_shorter_ways(tiny: Tiny) -> None:
     played = Played(tiny(*DRIFT))
     anchor, tools = played.method._anchor, played.method.tools
     shared = {name: np.ones_like(array) for name, array in tools.part_of(tools.initial_supernet(0), anchor).items()}
-    on, anew = (Drift(tools, anchor, [0.1, 0.1], restarts).slope(shared, {}, 3) for restarts in (False, True))
+    on, anew = (Drift(tools, anchor, [0.1, 0.1], restarts, shared).slope(3) for restarts in (False, True))
     for name, slope in on.items():
         assert (anew[name].abs() >= slope.abs()).all() and (not slope.any() or (anew[name] < slope).any()), name
 

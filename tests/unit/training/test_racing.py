@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from fedloom.core.architecture import Architecture
-from fedloom.core.client_site import Examples
+from fedloom.core.client_site import ClientData, ClientSite, Examples
 from fedloom.core.seeds import rng
 from fedloom.spaces.base import ImageShape
 from fedloom.spaces.mobilenetv3 import MobileNetV3, MobileNetV3Settings
 from fedloom.supernets.mobilenetv3 import MobileNetV3Supernet
 from fedloom.testing.executions import PIXELS, SLICED, examples_of
 from fedloom.testing.nets import weights_of
-from fedloom.training.racing import part, race
+from fedloom.training.racing import first_images, race
 from fedloom.training.scoring import Request, Score, Scored, Scorer, best_first
+from fedloom.training.tools import Tools
 
 SUPERNET = MobileNetV3Supernet(MobileNetV3(MobileNetV3Settings.tiny(), ImageShape(1, 8, 3)))
 
@@ -48,7 +49,7 @@ def test_the_better_third_is_scored_on_all_images(count: int) -> None:
     for request, found in zip(requests, race(scorer, requests, share), strict=True):
         assert [one.architecture for one in found] == list(request.architectures)
         few = Scorer(SUPERNET, replace(settings, calibration=40), PIXELS)
-        rough = few.score_subnets(request.weights, request.architectures, part(request.examples, share), request.train)
+        rough = few.score_subnets(request.weights, request.architectures, first_images(request.examples, share), request.train)
         exact = scorer.score_subnets(request.weights, request.architectures, request.examples, request.train)
         reach = {one.architecture for one in best_first(rough)[: -(-len(rough) // 3)]}
         for one, first, full in zip(found, rough, exact, strict=True):
@@ -80,12 +81,27 @@ def test_fewer_images_measure_statistics_in_the_first_stage(
 
 def test_the_first_images_are_spread_over_all_and_always_the_same() -> None:
     examples = Examples(torch.arange(10), torch.arange(10))
-    assert part(examples, 0.4).labels.tolist() == [0, 3, 6, 9]
-    assert part(examples, 0.01).labels.tolist() == [0]
-    assert part(examples, 1.0).labels.tolist() == [*range(10)]
+    assert first_images(examples, 0.4).labels.tolist() == [0, 3, 6, 9]
+    assert first_images(examples, 0.01).labels.tolist() == [0]
+    assert first_images(examples, 1.0).labels.tolist() == [*range(10)]
 
 
 def test_nothing_to_race() -> None:
     (request, _), scorer = requests_of(2), Scorer(SUPERNET, SLICED, PIXELS)
     assert race(scorer, [replace(request, architectures=[])], 0.5) == [[]]
     assert race(scorer, [], 0.5) == []
+
+
+def test_tools_score_with_and_without_a_race_and_count_the_images() -> None:
+    """Of 40 images, and of 90 that measure statistics."""
+    (request, _), settings = requests_of(7), replace(SLICED, calibration=80)
+    tools = Tools(SUPERNET.space, SUPERNET, settings, PIXELS, 3, 3, "clean", torch.device("cpu"))
+    macs = [SUPERNET.space.cost(one).macs for one in request.architectures]
+    site, racing = (ClientSite("client-000", ClientData(request.train, request.examples, request.train)) for _ in range(2))
+    exact = tools.score(site, request.weights, request.architectures)
+    assert exact == tools.scorer.score_subnets(request.weights, request.architectures, request.examples, request.train)
+    assert site.work.scored_macs == (40 + 80) * sum(macs)
+    raced = tools.score(racing, request.weights, request.architectures, 0.5)
+    assert [raced] == race(tools.scorer, [request], 0.5)
+    final = sum(own for own, one in zip(macs, raced, strict=True) if not one.score.rough)
+    assert racing.work.scored_macs == (20 + 40) * sum(macs) + (40 + 80) * final
