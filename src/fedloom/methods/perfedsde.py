@@ -251,10 +251,8 @@ class PerFedSDE(AveragingMethod[PerFedSDEState]):
         if settings.drift and instruction.action == TRAIN:
             drift = self._drift(instruction.round, instruction.arrays.get("control", {}), remembered(site.memory.arrays))
             slope = drift.slope(self.tools.trainer.steps(site.data.train))
-        taught = settings.lesson if settings.anchor else 0.0
-        return Visit(
-            instruction, site, Epochs(self.tools, site, received, taught, settings.restarts, slope, CLASSIFIERS[settings.classifier]), drift
-        )
+        taught, part = settings.lesson if settings.anchor else 0.0, CLASSIFIERS[settings.classifier]
+        return Visit(instruction, site, Epochs(self.tools, site, received, taught, settings.restarts, slope, part), drift)
 
     def _course(self, visit: Visit) -> Found:
         """At the end without training. Who has searched before only scores its population again; who has not searches then."""
