@@ -26,7 +26,7 @@ import torch
 
 from fedloom import config
 from fedloom.assemble import new_run, resume_run
-from fedloom.assemble.environment import AT_ONCE, environment
+from fedloom.assemble.environment import AT_ONCE, environment, plugin_digests
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.core.machine import usable_cores
@@ -413,13 +413,21 @@ def collect(runs: Sequence[PlannedRun], failures: Sequence[Failure]) -> dict[str
     return results
 
 
-def stale(results: dict[str, dict[int, dict[str, Any]]]) -> list[str]:
-    """The runs that were made by another version than this one, in words."""
+def stale(results: dict[str, dict[int, dict[str, Any]]], plugins: Sequence[str] = ()) -> list[str]:
+    """The runs that were made by another version than this one, or with a plugin file that has changed since, in words."""
     now = environment(torch.device("cpu"))
-    return [
+    versions = [
         f"{method}-{seed} was made by {name} {result['environment'].get(name)}, this is {now[name]}"
         for method, runs in results.items()
         for seed, result in runs.items()
         for name in ("commit", "fedloom", "torch")
         if result["environment"].get(name) != now[name]
     ]
+    files = plugin_digests(plugins)
+    changed = [
+        f"{method}-{seed} was made before {' or '.join(files)} changed. Remove its folder to make it again"
+        for method, runs in results.items()
+        for seed, result in runs.items()
+        if result["environment"].get("plugins", files) != files
+    ]
+    return versions + changed

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from fedloom import comparing, config
-from fedloom.assemble.environment import share_gpu
+from fedloom.assemble.environment import environment, plugin_digests, share_gpu
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, UnusableFolder
 from fedloom.files import read_arrays
@@ -423,6 +423,18 @@ def test_what_a_source_says_for_one_method_alone_is_told(
     assert plain.code == 0 and "ran with" not in plain.out
     card = json.loads(fedloom_("compare", special, "run.folder=third", "--methods", "fedavg,local", "--json").out)
     assert card["own_settings"] == [{"method": "local", "key": "rounds", "value": 1, "first": "fedavg", "usual": 2}]
+
+
+def test_runs_of_an_older_plugin_file_are_named(tmp_path: Path) -> None:
+    """Whoever works on a method changes its file and gives the same command again."""
+    file = tmp_path / "mine.py"
+    file.write_text("1")
+    made = {"environment": {**environment(torch.device("cpu")), "plugins": plugin_digests([str(file), "package.module"])}}
+    before = {"environment": environment(torch.device("cpu"))}  # by a version that kept no digests
+    results: dict[str, Any] = {"mine": {0: made}, "fedavg": {0: before}}
+    assert comparing.stale(results, [str(file)]) == []
+    file.write_text("2")
+    assert comparing.stale(results, [str(file)]) == ["mine-0 was made before mine.py changed. Remove its folder to make it again"]
 
 
 def test_one_client_and_failures() -> None:
