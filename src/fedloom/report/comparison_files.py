@@ -25,6 +25,11 @@ def check_table(path: Path) -> None:
         raise InvalidConfig(f"--table {path} names no kind of table by its ending. Use one of {', '.join(WRITERS)}")
 
 
+def check_courses(path: Path) -> None:
+    if path.suffix != ".csv":
+        raise InvalidConfig(f"--courses {path} must end in .csv, which is what it will be")
+
+
 def table_file(path: Path, card: Card) -> str:
     return WRITERS[path.suffix](card)
 

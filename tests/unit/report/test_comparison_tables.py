@@ -13,7 +13,7 @@ import pytest
 
 from fedloom import comparing, config
 from fedloom.comparing import Sweep
-from fedloom.core.errors import InvalidConfig
+from fedloom.core.errors import InvalidConfig, UnusableFolder
 from fedloom.core.progress import Moment
 from fedloom.report.comparison import comparison_card, sweep_card
 from fedloom.report.comparison_files import courses_file, table_file
@@ -39,6 +39,7 @@ RESULTS = {"fedavg": {0: made(*LOW, best=0.9)}, "fed_rep": {0: made(*HIGH, best=
         ("space=darts,nasvit", ('"darts"', '"nasvit"'), ("space=darts", "space=nasvit")),
         ("training.flip=true,false", ("true", "false"), ("training.flip=true", "training.flip=false")),
         ("darts.x=[1, 2],[2]", ("[1, 2]", "[2]"), ()),  # digests
+        ("training.rate=0.1,fast", ("0.1", '"fast"'), ("training.rate=0.1", "training.rate=fast")),  # so 0.1 is not the one to refuse
     ],
 )
 def test_values_of_a_sweep(text: str, values: tuple[str, ...], folders: tuple[str, ...]) -> None:
@@ -85,6 +86,8 @@ def test_every_value_has_its_runs_and_its_block(orders: Callable[..., None], fed
         (["--over", "split.alpha=1,2", "split.alpha=3"], ["split.alpha is set and swept over"]),
         (["--over", "split.alfa=1,2"], ["Unknown key", "alpha"]),
         (["--table", "all.xls"], ["all.xls names no kind of table", ".csv, .md, .tex"]),
+        (["--over", "split.alpha=0.3,abc"], ["split.alpha must be a number, got 'abc'"]),
+        (["--over", "split.alpha=0.3,,1"], ["split.alpha must be a number, got ''"]),
     ],
 )
 def test_refusals(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
@@ -94,6 +97,15 @@ def test_refusals(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, arguments:
 
 # -- corrections ----------------------------------------------------------------------------------------------
 def test_all_differences_of_a_table_are_corrected_together() -> None:
+@pytest.mark.parametrize("option", ["--table", "--courses"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_runs(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.csv").mkdir()
+    for place, why in (("file/all.csv", "is not a folder"), ("folder.csv", "it is a folder")):
+        check_refused(fedloom_("compare", tiny_file, "--methods", "local", option, place), UnusableFolder, place, why, "another place")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.csv"] and (tmp_path / "file").read_text() == "mine"
+
+
     """Six pairs of one sign have p = 2 / 64; the clearest of two comparisons counts twice, that of eight in four blocks eight times."""
     _, better, mixed = (method["difference"] for method in comparison_card(RESULTS)["methods"])
     assert better["p"] == pytest.approx(2 / 64) and better["p_holm"] == pytest.approx(4 / 64)
