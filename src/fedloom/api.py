@@ -175,7 +175,8 @@ def compared(
     card["folder"] = str(folder)
     card["own_settings"] = [asdict(one) for one in own]
     card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
-    stale = dict.fromkeys(warning for found in results.values() for warning in comparing.stale(found))
+    plugins = config.load(source, changes).plugins
+    stale = dict.fromkeys(warning for found in results.values() for warning in comparing.stale(found, plugins))
     return Comparison(card, tuple(runs), tuple(failures), tuple(own), tuple(stale))
 
 

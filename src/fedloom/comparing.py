@@ -27,7 +27,7 @@ import torch
 
 from fedloom import config
 from fedloom.assemble import new_run, resume_run
-from fedloom.assemble.environment import AT_ONCE, environment
+from fedloom.assemble.environment import AT_ONCE, environment, plugin_digests
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.core.machine import usable_cores
@@ -94,9 +94,9 @@ class Sweep:
             cure = {"method": "--methods names the methods", "seed": "--seeds says how many seeds"}.get(key, "Choose another setting")
             raise InvalidConfig(f"--over cannot change {key} from run to run. {cure}", key=key)
         try:
-            values = [json.dumps(value, ensure_ascii=False) for value in tomllib.loads(f"values = [{listed}]")["values"]]
-        except (ValueError, TypeError):  # bare words are text
-            values = [json.dumps(word.strip(), ensure_ascii=False) for word in listed.split(",")]
+            values = _values(listed)
+        except (ValueError, TypeError):  # one of them is a bare word: the others stay what they are
+            values = [value for word in listed.split(",") for value in _value_or_text(word.strip())]
         twice = [value for value in values if values.count(value) > 1]
         if twice:
             raise InvalidConfig(f"--over {text} has {twice[0]} twice: write each value once", key=key)
@@ -110,6 +110,17 @@ class Sweep:
         shown = value.strip('"')
         plain = re.fullmatch(r"[\w.+-]{1,60}", shown, re.ASCII)
         return f"{self.key}={shown if plain else hashlib.blake2b(value.encode(), digest_size=6).hexdigest()}"
+
+
+def _values(listed: str) -> list[str]:
+    return [json.dumps(value, ensure_ascii=False) for value in tomllib.loads(f"values = [{listed}]")["values"]]
+
+
+def _value_or_text(word: str) -> list[str]:
+    try:
+        return _values(word) or ['""']
+    except (ValueError, TypeError):
+        return [json.dumps(word, ensure_ascii=False)]
 
 
 def plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: int, sweep: Sweep | None = None) -> list[PlannedRun]:
@@ -130,6 +141,8 @@ def _plan(source: str, changes: Sequence[str], methods: Sequence[str], seeds: in
     """below: a folder in that of the comparison; value: what a sweep has there."""
     if any(change.partition("=")[0].strip() == "method" for change in changes):
         raise InvalidConfig("method=… cannot be used in a comparison: --methods names the methods", key="method")
+    if "" in methods:
+        raise InvalidConfig("--methods has a name that is empty: write one comma between two names, such as --methods perfedsde,fedavg")
     twice = [method for method in methods if methods.count(method) > 1]
     if twice:
         raise InvalidConfig(f"--methods names {twice[0]} twice: write each method once, such as --methods perfedsde,fedavg")
@@ -419,13 +432,21 @@ def collect(runs: Sequence[PlannedRun], failures: Sequence[Failure]) -> dict[str
     return results
 
 
-def stale(results: dict[str, dict[int, dict[str, Any]]]) -> list[str]:
-    """The runs that were made by another version than this one, in words."""
+def stale(results: dict[str, dict[int, dict[str, Any]]], plugins: Sequence[str] = ()) -> list[str]:
+    """The runs that were made by another version than this one, or with a plugin file that has changed since, in words."""
     now = environment(torch.device("cpu"))
-    return [
+    versions = [
         f"{method}-{seed} was made by {name} {result['environment'].get(name)}, this is {now[name]}"
         for method, runs in results.items()
         for seed, result in runs.items()
         for name in ("commit", "fedloom", "torch")
         if result["environment"].get(name) != now[name]
     ]
+    files = plugin_digests(plugins)
+    changed = [
+        f"{method}-{seed} was made before {' or '.join(files)} changed. Remove its folder to make it again"
+        for method, runs in results.items()
+        for seed, result in runs.items()
+        if result["environment"].get("plugins", files) != files
+    ]
+    return versions + changed

@@ -175,7 +175,8 @@ def _check_names(settings: Settings) -> None:
         raise InvalidConfig(f"{settings.method} is not defined on {settings.space}. Set space={method.spaces[0]}", key="space")
     ENGINES[settings.engine]
     if settings.participants > settings.clients:
-        raise InvalidConfig(f"participants is {settings.participants}, but the federation has only {settings.clients} clients")
+        what = f"participants is {settings.participants}, but the federation has only {settings.clients} clients"
+        raise InvalidConfig(f"{what}. Set participants={settings.clients} or fewer, or more clients", key="participants")
     if settings.training.rejoin and settings.protocol == "paper":
         what = "training.rejoin trains on the images that selected, and under protocol=paper these are the test images"
         raise InvalidConfig(f"{what}. Set protocol=clean, or training.rejoin=false", key="training.rejoin")
@@ -239,7 +240,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return _parsed(read_plain(path).decode())
     except FileNotFoundError:
-        raise InvalidConfig(f"There is no file {path}", path=str(path)) from None
+        hint = f". Did you mean the preset {path.stem!r}? It has no ending" if str(path) == path.name and path.stem in presets() else ""
+        raise InvalidConfig(f"There is no file {path}{hint}", path=str(path)) from None
     except (OSError, ValueError) as error:
         raise InvalidConfig(f"{path} is not a readable TOML file: {one_line(error)}", path=str(path)) from error
 

@@ -76,6 +76,18 @@ def write_file(path: str | Path, data: bytes) -> None:
         raise unwritable(path, error) from error
 
 
+def check_writable(path: str | Path) -> None:
+    """Refuses a place that `write_file` would refuse, as far as that can be known; nothing is written."""
+    path = Path(path).resolve()
+    above = next(folder for folder in path.parents if os.path.lexists(folder))
+    if path.is_dir():
+        raise unwritable(path, IsADirectoryError(errno.EISDIR, "it is a folder"))
+    if not above.is_dir():
+        raise unwritable(path, NotADirectoryError(errno.ENOTDIR, f"{above} is not a folder"))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise unwritable(path, PermissionError(errno.EACCES, f"{above} may not be written to"))
+
+
 def open_plain(path: str | Path) -> BinaryIO:
     """A plain file to read. OSError for a pipe, a socket or a device, which could keep a reader waiting for ever."""
     file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - the caller's

@@ -16,6 +16,7 @@ import pytest
 from fedloom import comparing, config
 from fedloom.assemble import new_run, reopen_run
 from fedloom.assemble.builder import make_tools
+from fedloom.assemble.environment import plugin_digests
 from fedloom.core.messages import Report
 from fedloom.data.readers import read
 from fedloom.engine.run import Watcher
@@ -80,6 +81,8 @@ def test_own_method_runs_and_says_what_left(fedloom_: Fedloom) -> None:
         outcome = fedloom_("run", "quickstart", f'plugins=["{METHOD}"]', "method=fedavgm", *TINY)
         assert outcome.code == 0, outcome
         assert "fedavgm on digits" in outcome.out and "what left the clients: examples, update" in outcome.out
+        result = json.loads(Path("runs/quickstart/result.json").read_text())
+        assert result["environment"]["plugins"] == plugin_digests([METHOD]) and plugin_digests([METHOD]).keys() == {"own_method.py"}
         assert "averaged with momentum" in fedloom_("list", "methods", "--plugin", METHOD).out
 
 

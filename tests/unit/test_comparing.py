@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from fedloom import comparing, config
-from fedloom.assemble.environment import share_gpu
+from fedloom.assemble.environment import environment, plugin_digests, share_gpu
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidConfig, UnusableFolder
 from fedloom.files import read_arrays
@@ -127,7 +127,7 @@ def test_what_is_printed_as_a_command_works(orders: Callable[..., None], fedloom
     ("arguments", "words"),
     [
         (["--methods", "fedavg,locl"], ["There is no method named 'locl'", "Did you mean 'local'"]),
-        (["--methods", "fedavg,"], ["There is no method named ''"]),
+        (["--methods", "fedavg,"], ["--methods has a name that is empty", "perfedsde,fedavg"]),
         (["--methods", "fedavg,local,fedavg"], ["names fedavg twice"]),
         (["--methods", "fedavg", "method=local"], ["--methods names the methods"]),
         (["--methods", "fedavg,hapfnas"], ["split.server=0.0 for fedavg and split.server=0.02 for hapfnas", "such as split.server=0.02"]),
@@ -298,7 +298,7 @@ def test_leaving_stops_what_was_started(
     monkeypatch.setattr(comparing.time, "sleep", glance)
     outcome = fedloom_("compare", tiny_file, "--methods", "fedavg,local", "--jobs", 2)
     assert outcome.code == (Interrupted.exit_code if how == "keyboard" else 143)
-    assert how != "keyboard" or outcome.err == "fedloom: stopped. The same command goes on from here\n"
+    assert outcome.err == "fedloom: stopped. The same command goes on from here\n"
     assert left == [how] and len(list(tmp_path.rglob("pid"))) == 2
     for path in tmp_path.rglob("pid"):
         with pytest.raises(ProcessLookupError):
@@ -449,6 +449,18 @@ def test_what_a_source_says_for_one_method_alone_is_told(
     assert plain.code == 0 and "ran with" not in plain.out
     card = json.loads(fedloom_("compare", special, "run.folder=third", "--methods", "fedavg,local", "--json").out)
     assert card["own_settings"] == [{"method": "local", "key": "rounds", "value": 1, "first": "fedavg", "usual": 2}]
+
+
+def test_runs_of_an_older_plugin_file_are_named(tmp_path: Path) -> None:
+    """Whoever works on a method changes its file and gives the same command again."""
+    file = tmp_path / "mine.py"
+    file.write_text("1")
+    made = {"environment": {**environment(torch.device("cpu")), "plugins": plugin_digests([str(file), "package.module"])}}
+    before = {"environment": environment(torch.device("cpu"))}  # by a version that kept no digests
+    results: dict[str, Any] = {"mine": {0: made}, "fedavg": {0: before}}
+    assert comparing.stale(results, [str(file)]) == []
+    file.write_text("2")
+    assert comparing.stale(results, [str(file)]) == ["mine-0 was made before mine.py changed. Remove its folder to make it again"]
 
 
 def test_one_client_and_failures() -> None:

@@ -126,7 +126,7 @@ def test_settings_of_components_that_are_not_used_are_kept() -> None:
         ("method=fedavgg", ("There is no method named 'fedavgg'", "Did you mean 'fedavg'?", "perfedsde")),
         ("space=mobilenet", ("There is no search space named 'mobilenet'", "Did you mean 'mobilenetv3'?")),
         ("engine=online", ("There is no engine named 'online'", "Did you mean 'inline'?")),
-        ("participants=9", ("participants is 9", "only 8 clients")),
+        ("participants=9", ("participants is 9", "only 8 clients", "Set participants=8 or fewer")),
         ("rounds", ("'rounds' is not an override", "key=value")),
         ("=3", ("'=3' is not an override", "key=value")),
         ("rounds=3\nclients=5", ("'rounds=3\\nclients=5' sets more than one key", "one key=value per argument")),
@@ -176,6 +176,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: bytes) -> None:
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     assert f"There is no file {tmp_path / 'no.toml'}" in str(refused(source=str(tmp_path / "no.toml")))
+    assert "Did you mean the preset 'quickstart'? It has no ending" in str(refused(source="quickstart.toml"))
     (tmp_path / "folder.toml").mkdir()
     assert str(tmp_path / "folder.toml") in str(refused(source=str(tmp_path / "folder.toml")))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,16 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
     }
+
+
+def plugin_digests(plugins: Sequence[str]) -> dict[str, str]:
+    """Name of file -> digest of what the user's own components are in; modules have versions of their own."""
+    found = {}
+    for name in plugins:
+        with suppress(OSError):  # a file that is gone
+            if name.endswith(".py"):
+                found[Path(name).name] = hashlib.blake2b(Path(name).read_bytes(), digest_size=8).hexdigest()
+    return found
 
 
 @cache

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedloom.assemble.builder import Built, build
-from fedloom.assemble.environment import environment, share_gpu, usable_device
+from fedloom.assemble.environment import environment, plugin_digests, share_gpu, usable_device
 from fedloom.config import Settings, from_run, map_paths, read_toml, tier_of_each, to_toml, without_components
 from fedloom.core.client_site import PersonalModel
 from fedloom.core.errors import DamagedRun, InvalidConfig, InvalidData, UnusableFolder, UnusablePlugin
@@ -220,14 +220,15 @@ def _simulate(settings: Settings, store: Store, watcher: Watcher, resumed: bool,
 
 def run_facts(settings: Settings, dataset: str, built: Built, device: torch.device) -> dict[str, Any]:
     """What a result says of its run."""
-    start = {"weights": built.start_remark} if built.start_remark else {}
+    start: dict[str, Any] = {"weights": built.start_remark} if built.start_remark else {}
+    own = plugin_digests(settings.plugins)
     return {
         "method": settings.method,
         "space": settings.space,
         "dataset": dataset,
         "protocol": settings.protocol,
         "classes": tuple(built.model_facts["classes"]),
-        "environment": environment(device) | start,
+        "environment": environment(device) | start | ({"plugins": own} if own else {}),
     }
 
 

@@ -17,9 +17,9 @@ from fedloom.commands.terminal import PrintJson, console, new_console, say, sour
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.progress import Progress
 from fedloom.engine.store import Store
-from fedloom.files import write_file
+from fedloom.files import check_writable, write_file
 from fedloom.report.comparison import blocks_of
-from fedloom.report.comparison_files import check_table, courses_file, table_file
+from fedloom.report.comparison_files import check_courses, check_table, courses_file, table_file
 from fedloom.report.published import TITLE
 from fedloom.report.terminal.comparison import comparison_notes, comparison_table, published_notes, published_table
 from fedloom.report.terminal.live_runs import LiveRuns
@@ -68,6 +68,10 @@ def compare(
         raise InvalidConfig(f"--minutes {minutes:g} cannot end {'runs in one process' if side_by_side > 1 else 'a comparison'}. {cure}")
     for path in table or []:
         check_table(path)
+    if courses:
+        check_courses(courses)
+    for path in [*(table or []), *([courses] if courses else [])]:
+        check_writable(path)  # now, and not after hours
     names = [method.strip() for method in methods.split(",")]
     sweep = comparing.Sweep.read(over) if over else None
     watching = new_console(stderr=True) if as_json else console

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ def new_console(stderr: bool = False) -> Console:
     return made
 
 
+TERMINATED = 128 + signal.SIGTERM  # the exit code, as shells have it
 console = new_console()
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")]
 PrintJson = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -70,11 +72,17 @@ def check_finite(option: str, value: float | None) -> None:
 
 @contextmanager
 def stoppable(how: str) -> Iterator[None]:
-    """how: what goes on after a stop by the keyboard."""
+    """how: what goes on after a stop by the keyboard, or by SIGTERM where that is an orderly end."""
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted(f"stopped. {how}") from None
+    except SystemExit as left:
+        if left.code != TERMINATED:
+            raise
+        stopped = Interrupted(f"stopped. {how}")
+        stopped.exit_code = TERMINATED
+        raise stopped from None
 
 
 def write_analysis(target: Path, name: str, facts: Mapping[str, Any], pictures: Mapping[str, bytes], as_json: bool = False) -> None:

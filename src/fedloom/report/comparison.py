@@ -47,6 +47,18 @@ def tests_in_words(card: Mapping[str, Any]) -> str:
     return f"Differences in points, paired by client and seed ({counts} pairs): {tests}, {corrected}."
 
 
+def missing_in_words(card: Mapping[str, Any]) -> str:
+    """Which rows are means over fewer seeds than the others of their block, because runs failed."""
+    found = []
+    for value, block in blocks_of(card):
+        for method in block["methods"]:
+            lacking = [str(seed) for seed in block["seeds"] if seed not in [run["seed"] for run in method["runs"]]]
+            if lacking and method["runs"]:
+                at = f" at {card['over']} = {value}" if "over" in card else ""
+                found.append(f"{method['method']}{at} without seed {', '.join(lacking)}")
+    return f"Runs failed, so not every mean is over all seeds: {'; '.join(found)}." if found else ""
+
+
 def _block(results: Results) -> dict[str, Any]:
     first, *_ = results
     seeds = sorted({seed for runs in results.values() for seed in runs})

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedloom.core.errors import InvalidConfig
 from fedloom.core.progress import Moment
-from fedloom.report.comparison import STATISTICS, blocks_of, tests_in_words
+from fedloom.report.comparison import STATISTICS, blocks_of, missing_in_words, tests_in_words
 from fedloom.report.published import TITLE, Published
 
 COURSE = ("method", "seed", "round", "accuracy_percent", "clients", "seconds", "simulated_seconds", "bytes_up", "bytes_down")
@@ -23,6 +23,11 @@ def check_table(path: Path) -> None:
     """Refuses an ending that names no kind of table."""
     if path.suffix not in WRITERS:
         raise InvalidConfig(f"--table {path} names no kind of table by its ending. Use one of {', '.join(WRITERS)}")
+
+
+def check_courses(path: Path) -> None:
+    if path.suffix != ".csv":
+        raise InvalidConfig(f"--courses {path} must end in .csv, which is what it will be")
 
 
 def table_file(path: Path, card: Card) -> str:
@@ -133,7 +138,7 @@ def notes_of(card: Card) -> list[str]:
     if any(method["accuracy"]["best_ever_mean"] is not None for _, block in blocks_of(card) for method in block["methods"]):
         told = "Last participation (of the clients that took part in a round) and best ever are on test data"
         lines.append(f"{told}, for comparison with papers that report them; they select nothing here.")
-    return [*lines, *filter(None, [tests_in_words(card)])]
+    return [*lines, *filter(None, [tests_in_words(card), missing_in_words(card)])]
 
 
 def _published(card: Card) -> Sequence[Published]:

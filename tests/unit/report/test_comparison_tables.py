@@ -13,10 +13,11 @@ import pytest
 
 from fedloom import comparing, config
 from fedloom.comparing import Sweep
-from fedloom.core.errors import InvalidConfig
+from fedloom.core.errors import InvalidConfig, UnusableFolder
 from fedloom.core.progress import Moment
 from fedloom.report.comparison import comparison_card, sweep_card
 from fedloom.report.comparison_files import courses_file, table_file
+from fedloom.report.terminal.comparison import comparison_notes
 from support.checks import Fedloom, check_refused
 
 
@@ -38,6 +39,7 @@ RESULTS = {"fedavg": {0: made(*LOW, best=0.9)}, "fed_rep": {0: made(*HIGH, best=
         ("split.alpha=0.1, 0.3,1", ("0.1", "0.3", "1"), ("split.alpha=0.1", "split.alpha=0.3", "split.alpha=1")),
         ("space=darts,nasvit", ('"darts"', '"nasvit"'), ("space=darts", "space=nasvit")),
         ("training.flip=true,false", ("true", "false"), ("training.flip=true", "training.flip=false")),
+        ("training.rate=0.1,fast", ("0.1", '"fast"'), ("training.rate=0.1", "training.rate=fast")),  # so 0.1 is not the one to refuse
         ("darts.x=[1, 2],[2]", ("[1, 2]", "[2]"), ()),  # digests
     ],
 )
@@ -84,12 +86,24 @@ def test_every_value_has_its_runs_and_its_block(orders: Callable[..., None], fed
         (["--over", "split.alpha=1,1"], ["has 1 twice"]),
         (["--over", "split.alpha=1,2", "split.alpha=3"], ["split.alpha is set and swept over"]),
         (["--over", "split.alfa=1,2"], ["Unknown key", "alpha"]),
+        (["--over", "split.alpha=0.3,abc"], ["split.alpha must be a number, got 'abc'"]),
+        (["--over", "split.alpha=0.3,,1"], ["split.alpha must be a number, got ''"]),
         (["--table", "all.xls"], ["all.xls names no kind of table", ".csv, .md, .tex"]),
+        (["--courses", "all.txt"], ["--courses all.txt must end in .csv"]),
     ],
 )
 def test_refusals(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
     check_refused(fedloom_("compare", tiny_file, "--methods", "local", *arguments), InvalidConfig, *words)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--table", "--courses"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_runs(fedloom_: Fedloom, tiny_file: Path, tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.csv").mkdir()
+    for place, why in (("file/all.csv", "is not a folder"), ("folder.csv", "it is a folder")):
+        check_refused(fedloom_("compare", tiny_file, "--methods", "local", option, place), UnusableFolder, place, why, "another place")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.csv"] and (tmp_path / "file").read_text() == "mine"
 
 
 # -- corrections ----------------------------------------------------------------------------------------------
@@ -117,6 +131,18 @@ def test_three_kinds_of_one_table() -> None:
     begin, *lines, end = [line for line in latex.splitlines() if not line.startswith("%")]
     assert begin == r"\begin{tabular}{lrrrrrrrr}" and end == r"\end{tabular}"
     assert {line.count(" & ") for line in lines if line != r"\hline"} == {8}
+
+
+def test_a_mean_over_fewer_seeds_says_so() -> None:
+    """Seed 1 of local failed: its mean is of seed 0 alone, which no column shows."""
+    results = {"fedavg": {0: made(0.5), 1: made(0.6)}, "local": {0: made(0.5)}}
+    told = "Runs failed, so not every mean is over all seeds: local{} without seed 1."
+    assert told.format("") in comparison_notes(comparison_card(results))
+    swept = sweep_card("split.alpha", {"0.1": results, "1": {"fedavg": {0: made(0.5)}, "local": {0: made(0.4)}}})
+    for ending in ("md", "tex"):
+        assert told.format(" at split.alpha = 0.1") in table_file(Path(f"t.{ending}"), swept)
+    whole = comparison_card({method: {0: runs[0]} for method, runs in results.items()})
+    assert "Runs failed" not in comparison_notes(whole) + table_file(Path("t.md"), whole)
 
 
 def test_a_failed_method_and_results_of_earlier_versions() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedloom.report.comparison import blocks_of, tests_in_words
+from fedloom.report.comparison import blocks_of, missing_in_words, tests_in_words
 from fedloom.report.published import Published, protocols_of
 
 
@@ -41,7 +41,7 @@ def comparison_notes(card: Mapping[str, Any]) -> str:
     seeds = max((block["seeds"] for _, block in blocks_of(card)), key=len)
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"the mean of {len(seeds)} seeds"
     lines = [f"Test accuracy in %, ± the spread over clients{' and over seeds' * (len(seeds) > 1)}; {over}."]
-    return "\n".join([*lines, *filter(None, [tests_in_words(card)])])
+    return "\n".join([*lines, *filter(None, [tests_in_words(card), missing_in_words(card)])])
 
 
 def published_table(rows: Sequence[Published]) -> Table:
