@@ -45,7 +45,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_the_notebook(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells one after the other, with a tiny federation in place of the quickstart, and no process for each run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(comparing, "execute", lambda runs, jobs, view: comparing.execute_side_by_side(runs, len(runs), view))
+    monkeypatch.setattr(comparing, "execute", lambda runs, jobs, view, minutes: comparing.execute_side_by_side(runs, len(runs), view))
     cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert sum('"quickstart"' in text for text in code) == 2 and all(cell.get("outputs", []) == [] for cell in cells)

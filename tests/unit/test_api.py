@@ -23,7 +23,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The runs of a comparison without a process each, which would have to load torch."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pandas", None)  # whether it is installed here or not
-    monkeypatch.setattr(comparing, "execute", lambda runs, jobs, view: comparing.execute_side_by_side(runs, len(runs), view))
+    monkeypatch.setattr(comparing, "execute", lambda runs, jobs, view, minutes: comparing.execute_side_by_side(runs, len(runs), view))
 
 
 def test_the_package_itself_is_loaded_at_once() -> None:
@@ -112,7 +112,7 @@ def test_a_comparison(tiny_file: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_this_process")
 def test_a_comparison_where_runs_fail(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(fails: Callable[[comparing.PlannedRun], bool]) -> Any:
-        def run(runs: Sequence[comparing.PlannedRun], jobs: int, view: Any) -> list[comparing.Failure]:
+        def run(runs: Sequence[comparing.PlannedRun], jobs: int, view: Any, minutes: float) -> list[comparing.Failure]:
             comparing.execute_side_by_side([one for one in runs if not fails(one)], 1, view)
             return [comparing.Failure(one, 7, "it broke") for one in runs if fails(one)]
 

@@ -39,7 +39,7 @@ def test_arms_are_paired_with_the_control_over_the_seeds_that_both_have() -> Non
 @pytest.mark.parametrize("arm", list(recipe.ARMS))
 def test_every_arm_is_a_valid_run(arm: str) -> None:
     settings = config.load("quickstart", recipe.changes_of(arm, "quickstart", ["seed=3"]))
-    assert settings.seed == 3 and settings.method == {"alone": "local", "control-drift": "scaffold"}.get(
+    assert settings.seed == 3 and settings.method == {"alone": "local", "control-drift": "scaffold", "control-frozen": "scaffold"}.get(
         arm, "fedavg" if "control" in arm else "perfedsde"
     )
 
