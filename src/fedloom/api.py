@@ -18,6 +18,7 @@ from torch import nn
 
 from fedloom import comparing, config
 from fedloom.assemble import free_folder, new_run
+from fedloom.assemble.environment import stale
 from fedloom.comparing import Failure, OwnSetting, PlannedRun, RunsView, Sweep
 from fedloom.core.errors import DamagedRun, FedloomError, InvalidConfig
 from fedloom.core.result import LedgerEntry
@@ -176,8 +177,8 @@ def compared(
     card["own_settings"] = [asdict(one) for one in own]
     card["failed"] = [{"run": failure.run.name, "exit_code": failure.exit_code, "reason": failure.reason} for failure in failures]
     plugins = config.load(source, changes).plugins
-    stale = dict.fromkeys(warning for found in results.values() for warning in comparing.stale(found, plugins))
-    return Comparison(card, tuple(runs), tuple(failures), tuple(own), tuple(stale))
+    warnings = dict.fromkeys(warning for found in results.values() for warning in stale(found, plugins))
+    return Comparison(card, tuple(runs), tuple(failures), tuple(own), tuple(warnings))
 
 
 def failed(found: Comparison) -> FedloomError:

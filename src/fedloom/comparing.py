@@ -27,7 +27,7 @@ import torch
 
 from fedloom import config
 from fedloom.assemble import new_run, resume_run
-from fedloom.assemble.environment import AT_ONCE, environment, plugin_digests
+from fedloom.assemble.environment import AT_ONCE
 from fedloom.config import Settings
 from fedloom.core.errors import DamagedRun, FedloomError, Interrupted, InvalidConfig, UnusableFolder, UnusablePlugin
 from fedloom.core.machine import usable_cores
@@ -430,23 +430,3 @@ def collect(runs: Sequence[PlannedRun], failures: Sequence[Failure]) -> dict[str
         if split != expected:
             raise DamagedRun(f"{other.folder} and {run.folder} have different splits, so their clients cannot be compared. Remove one")
     return results
-
-
-def stale(results: dict[str, dict[int, dict[str, Any]]], plugins: Sequence[str] = ()) -> list[str]:
-    """The runs that were made by another version than this one, or with a plugin file that has changed since, in words."""
-    now = environment(torch.device("cpu"))
-    versions = [
-        f"{method}-{seed} was made by {name} {result['environment'].get(name)}, this is {now[name]}"
-        for method, runs in results.items()
-        for seed, result in runs.items()
-        for name in ("commit", "fedloom", "torch")
-        if result["environment"].get(name) != now[name]
-    ]
-    files = plugin_digests(plugins)
-    changed = [
-        f"{method}-{seed} was made before {' or '.join(files)} changed. Remove its folder to make it again"
-        for method, runs in results.items()
-        for seed, result in runs.items()
-        if result["environment"].get("plugins", files) != files
-    ]
-    return versions + changed

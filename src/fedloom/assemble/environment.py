@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -64,6 +64,26 @@ def plugin_digests(plugins: Sequence[str]) -> dict[str, str]:
             if name.endswith(".py"):
                 found[Path(name).name] = hashlib.blake2b(Path(name).read_bytes(), digest_size=8).hexdigest()
     return found
+
+
+def stale(results: Mapping[str, Mapping[int, Mapping[str, Any]]], plugins: Sequence[str] = ()) -> list[str]:
+    """The runs that were made by another version than this one, or with a plugin file that has changed since, in words."""
+    now = environment(torch.device("cpu"))
+    versions = [
+        f"{method}-{seed} was made by {name} {result['environment'].get(name)}, this is {now[name]}"
+        for method, runs in results.items()
+        for seed, result in runs.items()
+        for name in ("commit", "fedloom", "torch")
+        if result["environment"].get(name) != now[name]
+    ]
+    files = plugin_digests(plugins)
+    changed = [
+        f"{method}-{seed} was made before {' or '.join(files)} changed. Remove its folder to make it again"
+        for method, runs in results.items()
+        for seed, result in runs.items()
+        if result["environment"].get("plugins", files) != files
+    ]
+    return versions + changed
 
 
 @cache
