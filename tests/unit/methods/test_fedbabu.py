@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from fedloom.config import Settings
 from fedloom.core.messages import frozen
@@ -50,3 +51,12 @@ def test_a_round_moves_the_body_as_training_under_this_head_does(tiny: Callable[
         update = whole.report.arrays["update"]
         assert set(update) - set(own.report.arrays["update"]) == set(HEAD) and np.abs(update["classifier.bias"]).max() > 0
         assert all(part == pytest.approx(update[name], abs=1e-6) for name, part in own.report.arrays["update"].items())
+
+
+def test_a_classifier_that_the_run_was_given_is_not_drawn_anew(tiny: Callable[..., Settings]) -> None:
+    tools = Played(tiny("method=fedbabu")).method.tools
+    weights = tools.initial_supernet(0)
+    (head,) = (name for name, array in weights.items() if tools.supernet.in_head(name) and array.ndim > 1)
+    given = replace(tools, start={head: torch.ones(weights[head].shape)}, _sent={}, _cut={}, _of={})
+    assert not np.array_equal(tools.with_random_classifier(weights, 0)[head], weights[head])
+    assert np.array_equal(given.with_random_classifier(given.initial_supernet(0), 0)[head], np.ones(weights[head].shape))
