@@ -7,6 +7,8 @@ Notation: client i with n_i examples sends delta_ip for parameter entry p; c_ip 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from fedloom.core.registry import Registry
 
 Rule = Callable[[Sequence[Arrays], Sequence[Arrays], Sequence[float]], dict[str, Array]]
 AVERAGING: Registry[Rule] = Registry("averaging rule")
+THREADS = 4
+LARGE = 10**6  # entries of an update: below, threads take longer to begin than to sum
 WHOLE = ("fedavg", "clipped", "median", "trimmed_mean")  # where everybody trains everything
 
 
@@ -113,10 +117,28 @@ def _trained(coverage: Sequence[Arrays]) -> list[dict[str, Array]]:
 
 
 def _ratio(updates: Sequence[Arrays], weights: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
-    """Entry-wise weighted mean; 0 where no client has weight. Sums are made in float64, so the order of clients is lost in rounding."""
+    """Entry-wise weighted mean; 0 where no client has weight. Sums are made in float64, so the order of clients is lost in rounding.
+
+    Large ones are made by several threads, each its own arrays.
+    """
+    sizes = {name: array.size for name, array in updates[0].items()}
+    parts: list[list[str]] = [[] for _ in range(THREADS if sum(sizes.values()) > LARGE else 1)]
+    for number, name in enumerate(sorted(sizes, key=lambda name: -sizes[name])):
+        parts[number % len(parts)].append(name)
+    each = partial(_ratios, updates=updates, weights=weights, examples=examples)
+    if len(parts) == 1:
+        found = each(parts[0])
+    else:
+        with ThreadPoolExecutor(THREADS) as threads:
+            found = {name: array for part in threads.map(each, parts) for name, array in part.items()}
+    return {name: found[name] for name in sizes}
+
+
+def _ratios(names: Sequence[str], updates: Sequence[Arrays], weights: Sequence[Arrays], examples: Sequence[float]) -> dict[str, Array]:
     mean = {}
-    room = np.empty((2, max(array.size for array in updates[0].values())))  # one for all arrays: new memory takes longer than the sums
-    for name, first in updates[0].items():
+    room = np.empty((2, max((updates[0][name].size for name in names), default=0)))  # one for all: new memory takes longer than the sums
+    for name in names:
+        first = updates[0][name]
         total, part = (some[: first.size].reshape(first.shape) for some in room)
         total.fill(0)
         shares = [_share(client[name], count) for client, count in zip(weights, examples, strict=True)]

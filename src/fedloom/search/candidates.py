@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -21,7 +23,7 @@ from fedloom.search.standings import value
 from fedloom.spaces.base import SearchSpace
 from fedloom.spaces.budget import Bounded
 from fedloom.training.scoring import Scored
-from fedloom.training.together import among_others
+from fedloom.training.together import answers, together
 
 Pool = Callable[[], Sequence[Architecture]]  # what was, or is, drawn for all iterations
 
@@ -34,22 +36,28 @@ def batches(draw: Draw, rng: np.random.Generator) -> Iterator[Architecture]:
 
 def drawn_beside(work: Pool, device: torch.device) -> Pool:
     """What ``work`` draws, begun at once in a thread and, on a GPU, a stream of its own, while the caller goes on; asking for it waits.
-    Among clients that are served together it begins when asked for: all of them ask at the same time."""
-    if among_others():
-        return work
-    stream = None
+    What clients that are served together draw is begun together, and drawn as one."""
+    return together(_begin, [(work, device)])[0]
+
+
+def _begin(requests: Sequence[tuple[Pool, torch.device]]) -> list[Pool]:
+    device, stream = requests[0][1], None
     if device.type == "cuda":
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))  # what it reads is there
 
-    def draw() -> Sequence[Architecture]:
+    def draw(work: Pool) -> Sequence[Architecture]:
         with torch.cuda.stream(stream):
             return work()
 
+    def draw_all() -> list[Sequence[Architecture]]:
+        with torch.cuda.stream(stream):
+            return answers([partial(draw, work) for work, _ in requests])
+
     executor = ThreadPoolExecutor(1)
-    drawn = executor.submit(draw)
+    drawn = executor.submit(copy_context().run, draw_all)
     executor.shutdown(wait=False)
-    return drawn.result
+    return [lambda number=number: drawn.result()[number] for number in range(len(requests))]  # type: ignore[misc]
 
 
 @dataclass
@@ -95,11 +103,7 @@ class Candidates:
         """The same with a diffusion model, which draws for so many iterations at once: it is frozen and so are the client's data, so this
         equals a draw in each iteration. A GPU begins at once, beside other work."""
         draw, device = diffusion.draw_for(site), diffusion.tools.device
-
-        def all_iterations() -> Sequence[Architecture]:
-            with self.clock("generate"):
-                return draw(times * self.per_iteration, rng)
-
+        all_iterations = partial(draw, times * self.per_iteration, rng)
         pool = drawn_beside(all_iterations, device) if device.type == "cuda" else all_iterations
         return replace(self, draw=draw, pool=pool, guided=diffusion.guided)
 
@@ -107,9 +111,9 @@ class Candidates:
     def choose(self, population: Sequence[Scored], rng: np.random.Generator) -> list[Architecture]:
         """The offspring of this iteration, to be scored; none of them in the population."""
         members = [member.architecture for member in population]
-        if self._left is None:
-            self._left = iter(self.pool())  # has a clock of its own
         with self.clock("generate"):
+            if self._left is None:
+                self._left = iter(self.pool())
             found = self._new(members, self._left, rng)
         self._predicted = {}
         if self.surrogate == "none":

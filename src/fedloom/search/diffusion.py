@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -50,8 +50,7 @@ class Diffusion:
         return self.generator.guided and self.guidance != 0
 
     def draw_for(self, site: ClientSite) -> Draw:
-        """What draws for a client's training images."""
+        """What draws for a client's training images, which it looks at when it is first asked."""
         train, strength = site.data.train, None if self.guidance < 0 else self.guidance
-        with site.clock("generate"):
-            task = self.generator.task(train.images, train.labels) if strength != 0 else None
-        return partial(self.generator.draw, task=task, strength=strength)
+        task = cache(lambda: self.generator.task(train.images, train.labels) if strength != 0 else None)
+        return lambda count, rng: self.generator.draw(count, rng, task=task(), strength=strength)

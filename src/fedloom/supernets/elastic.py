@@ -26,16 +26,17 @@ def batch_norm(
     mask: Tensor | None = None,
     act: str = "none",
     residual: Tensor | None = None,
+    gate: fused.Gate | None = None,
 ) -> Tensor:
     """Normalisation, then an activation, then the residual added. With a mask, (channels,) booleans, the other channels come out as
-    zero before the residual, and leave no statistics."""
+    zero before the residual, and leave no statistics. gate: weighs channels before the residual, where ``fused.gates``."""
     if not fused.runs(x):
         y = ACTIVATIONS[act](plain_batch_norm(x, weight, bias, name, statistics, mask))
         return y if residual is None else residual + y
     if statistics is None:
         return fused.norm_act(x, weight, bias, mask, act, residual)
     if statistics.rows:
-        y, *moments = fused.norm_act_rows(x, weight, bias, statistics.rows, mask, act, residual)
+        y, *moments = fused.norm_act_rows(x, weight, bias, statistics.rows, mask, act, residual, gate)
         statistics[name] = (moments[0], moments[1])
         return y
     mean, variance = statistics[name]
@@ -44,7 +45,7 @@ def batch_norm(
     shift = (0.0 if bias is None else bias) - mean * scale
     if mask is not None:
         scale, shift = torch.where(mask, scale, 0.0), torch.where(mask, shift, 0.0)
-    return fused.affine_act(x, scale, shift, act, residual)
+    return fused.affine_act(x, scale, shift, act, residual, gate)
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -232,16 +233,17 @@ def normed(
     act: str = "none",
     residual: Tensor | None = None,
     extent: Extent = (None, None),
+    gate: fused.Gate | None = None,
 ) -> Tensor:
     """A convolution, its normalisation and an activation, with the weights under ``name`` unless another kernel is given; then the
-    residual is added. extent: what of a masked depth-wise kernel is not zero, its reach and its channels."""
+    residual is added. extent: what of a masked depth-wise kernel is not zero, its reach and its channels. gate: see ``batch_norm``."""
     kernel = weights[f"{name}.conv.weight"] if kernel is None else kernel
     x = convolved(x, kernel, stride, 1, *extent)
     scale, shift = weights[f"{name}.norm.weight"], weights[f"{name}.norm.bias"]
     if norm == "group":
         y = ACTIVATIONS[act](group_norm(x, scale, shift, mask))
         return y if residual is None else residual + y
-    return batch_norm(x, scale, shift, f"{name}.norm", statistics, mask, act, residual)
+    return batch_norm(x, scale, shift, f"{name}.norm", statistics, mask, act, residual, gate)
 
 
 def biased(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:

@@ -20,6 +20,7 @@ from torch._C import _functorch as functorch
 
 from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics, plain_batch_norm, under_vmap
 
+Gate = Callable[[Tensor], Tensor]  # by how much channels are weighed, of their means: (groups, n, c, 1, 1) both
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = False  # tests: run the kernels on a CPU; needs TRITON_INTERPRET=1 before Triton is imported
 
@@ -40,6 +41,11 @@ def can_run(x: Tensor) -> bool:
     """Whether the kernels can compute this."""
     here = x.is_cuda or (INTERPRETED and os.environ.get("TRITON_INTERPRET") == "1")
     return here and x.dtype in PRECISIONS and available()
+
+
+def gates(x: Tensor) -> bool:
+    """Whether what normalises this map can weigh its channels in the same pass: several networks at once, without gradients."""
+    return x.ndim == 5 and can_run(x)
 
 
 def _kernels() -> Any:
@@ -86,10 +92,11 @@ def norm_act_rows(
     mask: Tensor | None = None,
     act: str = "none",
     residual: Tensor | None = None,
+    gate: Gate | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same by the moments of the first ``rows`` images, which come second and third: mean and biased variance, (c,) float32.
 
-    Without gradients on a GPU. Masked channels have mean 0 and variance 1.
+    Without gradients on a GPU. Masked channels have mean 0 and variance 1. gate: weighs channels before the residual, where ``gates``.
     """
     if not can_run(x):
         given = (x, weight, bias, mask, residual)
@@ -97,17 +104,19 @@ def norm_act_rows(
             lambda x, weight, bias, mask, rest: plain_norm_act_rows(x, weight, bias, rows, mask, act, rest), given, (4, 1, 1, 1, 4)
         )
     (x, weight, bias, mask, residual), level = _in_groups((x, weight, bias, mask, residual), (4, 1, 1, 1, 4))
-    y, found = _forward(_pixels(x), weight, bias, mask, None if residual is None else _pixels(residual), act, rows)
+    y, found = _forward(_pixels(x), weight, bias, mask, None if residual is None else _pixels(residual), act, rows, gate)
     return _in_vmap(_image(y), level), _in_vmap(found[:, 0], level), _in_vmap(found[:, 1], level)
 
 
-def affine_act(x: Tensor, scale: Tensor, shift: Tensor, act: str = "none", residual: Tensor | None = None) -> Tensor:
-    """act(x * scale + shift) + residual, by channel; for known moments. Without gradients on a GPU."""
+def affine_act(
+    x: Tensor, scale: Tensor, shift: Tensor, act: str = "none", residual: Tensor | None = None, gate: Gate | None = None
+) -> Tensor:
+    """act(x * scale + shift) + residual, by channel; for known moments. Without gradients on a GPU. gate: as in ``norm_act_rows``."""
     if not can_run(x):
         return _plain(lambda x, scale, shift, rest: plain_affine_act(x, scale, shift, act, rest), (x, scale, shift, residual), (4, 1, 1, 4))
     (x, scale, shift, residual), level = _in_groups((x, scale, shift, residual), (4, 1, 1, 4))
     residual = None if residual is None else _dense(_pixels(residual))
-    y = _kernels().apply(_dense(_pixels(x)), None, scale.contiguous(), shift.contiguous(), None, residual, act)
+    y = _applied(_dense(_pixels(x)), None, scale.contiguous(), shift.contiguous(), None, residual, act, gate)
     return _in_vmap(_image(y), level)
 
 
@@ -360,12 +369,22 @@ class _NormAct(torch.autograd.Function):
         return (_unfolded(size, y), _unfolded(size, found)), (0, 0)
 
 
-def _forward(x: Tensor, weight: Any, bias: Any, mask: Any, residual: Any, act: str, rows: int) -> tuple[Tensor, Tensor]:
+def _forward(
+    x: Tensor, weight: Any, bias: Any, mask: Any, residual: Any, act: str, rows: int, gate: Gate | None = None
+) -> tuple[Tensor, Tensor]:
     """The result, and moments as (groups, 3, c)."""
     x, flags = _dense(x), _bytes(mask)
     found = _kernels().moments(x, flags, rows, EPS)
     residual = None if residual is None else _dense(residual)
-    return _kernels().apply(x, found, _vector(weight), _vector(bias), flags, residual, act), found
+    return _applied(x, found, _vector(weight), _vector(bias), flags, residual, act, gate), found
+
+
+def _applied(x: Tensor, found: Any, weight: Any, bias: Any, flags: Any, residual: Any, act: str, gate: Gate | None) -> Tensor:
+    """Normalised, and weighed by the gate, which decides by what the map will be: it is read twice and written once."""
+    if gate is None:
+        return _kernels().apply(x, found, weight, bias, flags, residual, act)
+    means = _kernels().pooled(x, found, weight, bias, flags, act)
+    return _kernels().apply(x, found, weight, bias, flags, residual, act, gate(means[..., None, None]).flatten(2).contiguous())
 
 
 def _vector(vector: Tensor | None) -> Tensor | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.spaces.convolutions import InvertedBlock, Outline
+from fedloom.supernets import fused
 from fedloom.supernets.base import Weights, resized
 from fedloom.supernets.elastic import GROUP, Extent, normed, only, pointwise, product
 from fedloom.supernets.normalisation import ACTIVATIONS, EPS, Statistics
-from fedloom.supernets.squeeze import squeezed
+from fedloom.supernets.squeeze import gate, squeezed
 
 Masks = tuple[Tensor | None, Tensor | None, Tensor | None]
 ALL: Masks = (None, None, None)  # nothing is masked
@@ -82,8 +84,12 @@ def run_branch(
     extent: of its masked kernel."""
     middle, hidden, outputs = masks
     y = normed(x, weights, f"{block.name}.expand", statistics, mask=middle, norm=norm, act=act) if block.expands else x
-    y = normed(y, weights, f"{block.name}.depth", statistics, kernel, block.stride, middle, norm, act, extent=extent)
-    y = squeezed(y, weights, f"{block.name}.squeeze", hidden) if block.squeeze else y
+    squeeze, depth = f"{block.name}.squeeze", (f"{block.name}.depth", statistics, kernel, block.stride, middle, norm, act)
+    if block.squeeze and statistics is not None and norm == "batch" and fused.gates(y):
+        y = normed(y, weights, *depth, extent=extent, gate=partial(gate, weights=weights, name=squeeze, hidden=hidden))
+    else:
+        y = normed(y, weights, *depth, extent=extent)
+        y = squeezed(y, weights, squeeze, hidden) if block.squeeze else y
     return normed(y, weights, f"{block.name}.project", statistics, mask=outputs, norm=norm, residual=residual)
 
 

@@ -24,9 +24,14 @@ def squeezed(x: Tensor, weights: Mapping[str, Tensor], name: str, hidden: Tensor
         biases = (weights[f"{name}.{layer}.bias"][None] for layer in ("reduce", "restore"))
         y, *_ = _Squeezed.apply(fused._last(x)[None], *matrices, *biases, None if hidden is None else hidden[None])
         return y.squeeze(0).permute(0, 3, 1, 2)
-    inside = F.relu(biased(x.mean((-2, -1), keepdim=True), weights, f"{name}.reduce"))
+    return fused.gated(x, gate(x.mean((-2, -1), keepdim=True), weights, name, hidden))
+
+
+def gate(means: Tensor, weights: Mapping[str, Tensor], name: str, hidden: Tensor | None = None) -> Tensor:
+    """By how much channels are weighed, (n, c, 1, 1), of their means over the map."""
+    inside = F.relu(biased(means, weights, f"{name}.reduce"))
     inside = inside if hidden is None else only(inside, hidden)
-    return fused.gated(x, F.hardsigmoid(biased(inside, weights, f"{name}.restore")))
+    return F.hardsigmoid(biased(inside, weights, f"{name}.restore"))
 
 
 class _Squeezed(torch.autograd.Function):

@@ -117,7 +117,7 @@ class WeightsInTraining:
                     step(self, *fixed)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory):
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):  # others may draw meanwhile
                 step(self, *fixed)
         self.weights.flat.copy_(before[0])  # the warm-up moved them
         self.momenta.copy_(before[1])

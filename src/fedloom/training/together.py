@@ -30,11 +30,6 @@ def together(job: Job[Request, Result], requests: Sequence[Request]) -> list[Res
     return list(job(requests)) if client is None else client.ask(job, requests)
 
 
-def among_others() -> bool:
-    """Whether this is a client among ``answers``."""
-    return getattr(_here, "client", None) is not None
-
-
 def own_seconds() -> float:
     """A clock that, among ``answers``, stands while others run, and counts a share of what is done together."""
     client: _Client[Any] | None = getattr(_here, "client", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedloom.maths import averaging
 from fedloom.maths.averaging import AVERAGING, clipped, coverage, coverage_effort, coverage_equal, fedavg, median, trimmed_mean
 
 EXAMPLES = [1.0, 3.0]
@@ -116,3 +117,13 @@ def test_trimming_grows_with_the_number_of_clients() -> None:
         values = sorted(float(update["w"][0]) for update in updates)
         cut = (clients - kept) // 2
         assert trimmed_mean(updates, [], [1.0] * clients)["w"][0] == pytest.approx(np.mean(values[cut : clients - cut]))
+
+
+def test_large_sums_are_the_same_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, rows = np.random.default_rng(0), range(3, 12)
+    updates = [{f"w{size}": draw.normal(size=(size, 4)).astype(np.float32) for size in rows} for _ in EXAMPLES]
+    counts = [{f"w{size}": draw.integers(0, 2, (size, 1)) for size in rows} for _ in EXAMPLES]
+    alone = coverage(updates, counts, EXAMPLES)
+    monkeypatch.setattr(averaging, "LARGE", 0)
+    threads = coverage(updates, counts, EXAMPLES)
+    assert list(alone) == list(threads) and all(alone[name].tobytes() == threads[name].tobytes() for name in alone)

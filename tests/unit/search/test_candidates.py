@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedloom.search.draws import PATIENCE
 from fedloom.spaces.base import SPACES, ImageShape, SearchSpace
 from fedloom.spaces.budget import BudgetSettings, bounded
 from fedloom.training.scoring import Score, Scored, best_first
+from fedloom.training.together import answers, together
 from support.untrained import FakeGenerator
 
 
@@ -151,6 +153,23 @@ def test_drawn_beside_is_drawn_in_another_thread_and_waited_for() -> None:
     assert threads == []  # the caller went on
     go_on.set()
     assert pool() == drawn and threads != [threading.current_thread()]
+
+
+def test_clients_served_together_draw_beside_as_one() -> None:
+    """What they ask for inside is done together, and each gets its own."""
+    sizes: list[int] = []
+
+    def draw(requests: Sequence[int]) -> list[list[Architecture]]:
+        sizes.append(len(requests))
+        return [FakeGenerator(SPACE).draw(number, rng("pool")) for number in requests]
+
+    def client(number: int) -> Sequence[Architecture]:
+        pool = drawn_beside(lambda: together(draw, [number])[0], torch.device("cpu"))
+        assert together(list, [number]) == [number]  # other work, meanwhile
+        return pool()
+
+    assert answers([partial(client, number) for number in (3, 1, 2)]) == [FakeGenerator(SPACE).draw(n, rng("pool")) for n in (3, 1, 2)]
+    assert sizes == [3]
 
 
 def test_an_error_beside_is_an_error_here() -> None:

@@ -44,7 +44,7 @@ def test_guidance_is_by_the_training_images_and_as_strong_as_it_says(guidance: f
     assert (count, len(drawn), used) == (5, 5, strength) and diffusion.guided == guided == (task is not None)
     if task is not None:
         assert torch.equal(task, FakeGenerator(SUPERNET.space).task(TRAIN.images, TRAIN.labels))  # type: ignore[arg-type]
-    assert set(site.clock.seconds) == {"generate"}
+    assert not site.clock.seconds  # it may draw beside other work: who waits for it counts
 
 
 def test_a_generator_without_a_predictor_says_so() -> None:
@@ -82,3 +82,4 @@ def test_candidates_are_drawn_at_once_for_all_iterations(guidance: float) -> Non
         again = diffusion_of(guidance).draw_for(site)(3 * 4, rng("generator"))
     assert [one for some in found for one in some] == again
     assert candidates.notes["guided"] == (guidance != 0) and "guided" not in source.notes
+    assert set(site.clock.seconds) == {"generate"}

@@ -251,6 +251,33 @@ def test_moments_of_the_first_rows_of_several_groups() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels, side", [(24, 9), (8, 1)])
+def test_channels_are_weighed_while_they_are_normalised(channels: int, side: int, dtype: torch.dtype) -> None:
+    x, masks = images(3, 4, channels, side, side, dtype=dtype), torch.arange(channels) < torch.tensor([[channels], [3], [5]])
+    x = x.movedim(2, -1).contiguous().movedim(-1, 2)
+    (weight, bias), residual, matrices = (
+        vectors(channels),
+        images(3, 4, channels, side, side, seed=5, dtype=dtype),
+        random(3, channels, channels),
+    )
+
+    def gate(means: Tensor) -> Tensor:
+        return torch.sigmoid(means.flatten(2).float() @ matrices)[..., None, None].to(dtype)
+
+    near = {"rtol": 1e-5, "atol": 5e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for mask in (None, masks):
+        y, *moments = fused.norm_act_rows(x, weight, bias, 2, mask, "hardswish", residual, gate)
+        plain, *others = fused.norm_act_rows(x, weight, bias, 2, mask, "hardswish")
+        weighed = plain * gate(plain.mean((-2, -1), keepdim=True)) + residual
+        torch.testing.assert_close(y, weighed, **near)
+        assert all(torch.equal(one, other) for one, other in zip(moments, others, strict=True))
+    scales = random(3, channels)
+    y, plain = (fused.affine_act(x, scales, bias.expand(3, -1), "relu", None, one) for one in (gate, None))
+    torch.testing.assert_close(y, plain * gate(plain.mean((-2, -1), keepdim=True)), **near)
+
+
+@interpreted
 def test_masked_channels_may_hold_anything() -> None:
     x, mask = images(2, 8, 3, 3), torch.arange(8) < 6
     x[:, 6:] = torch.nan

@@ -9,7 +9,7 @@ Sizes are not specialised: one compiled kernel serves all widths and batches of 
 
 from fedloom.supernets.kernels.depthwise import depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient
 from fedloom.supernets.kernels.gate import gate_gradient, weighed
-from fedloom.supernets.kernels.normalisation import apply, gradients, moments
+from fedloom.supernets.kernels.normalisation import apply, gradients, moments, pooled
 
 __all__ = [
     "apply",
@@ -19,5 +19,6 @@ __all__ = [
     "gate_gradient",
     "gradients",
     "moments",
+    "pooled",
     "weighed",
 ]

@@ -25,7 +25,7 @@ def _activated(z, ACT: tl.constexpr):
     if ACT == "relu":
         return tl.where(z < 0, 0.0, z)  # not a maximum, which would hide NaN
     elif ACT == "hardswish":
-        return z * (tl.minimum(tl.maximum(z + 3.0, 0.0), 6.0) / 6.0)
+        return z * tl.minimum(tl.maximum(z + 3.0, 0.0), 6.0) * 0.16666666666666666  # a division takes many instructions
     elif ACT == "silu":
         return z / (1.0 + tl.exp(-z))
     else:
@@ -37,7 +37,7 @@ def _slope(z, ACT: tl.constexpr):
     if ACT == "relu":
         return tl.where(z > 0, 1.0, 0.0)
     elif ACT == "hardswish":
-        return tl.where(z <= -3.0, 0.0, tl.where(z < 3.0, z / 3.0 + 0.5, 1.0))
+        return tl.where(z <= -3.0, 0.0, tl.where(z < 3.0, z * 0.3333333333333333 + 0.5, 1.0))
     elif ACT == "silu":
         sigmoid = 1.0 / (1.0 + tl.exp(-z))
         return sigmoid * (1.0 + z * (1.0 - sigmoid))
@@ -164,13 +164,13 @@ def moments_total_kernel(
     tl.store(moments + 2 * c, inverse, mask=(channel < c)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows", "units", "x_step", "residual_step", "weight_step", "bias_step", "mask_step"])
+@triton.jit(do_not_specialize=["rows", "pixels", "units", "x_step", "residual_step", "weight_step", "bias_step", "mask_step"])
 def apply_kernel(
-    x, moments, weight, bias, mask, residual, y, rows, units, x_step, residual_step, weight_step, bias_step, mask_step,
+    x, moments, weight, bias, mask, gate, residual, y, rows, pixels, units, x_step, residual_step, weight_step, bias_step, mask_step,
     UNIT: tl.constexpr, HAS_MOMENTS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """y = act((x - mean) * inverse * weight + bias) + residual."""
+    """y = act((x - mean) * inverse * weight + bias) * gate + residual. gate: (groups, images, c), of ``pixels`` rows each."""
     c = units * UNIT
     parts, blocks = tl.cdiv(c, BC), tl.cdiv(rows, BR)
     pid = tl.program_id(0)
@@ -188,9 +188,43 @@ def apply_kernel(
         scale *= _vector(moments + 2 * c, group, 3 * c, channel, live, c, True, 1.0)
     z = _activated(_only(z * scale + shift, live, HAS_MASK), ACT)
     keep = (row < rows) & (channel < c)[None, :]
+    if HAS_GATE:
+        image = group.to(tl.int64) * (rows // pixels) + row // pixels
+        z *= tl.load(gate + image * c + channel[None, :], mask=keep, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         z += tl.load(residual + (group.to(tl.int64) * residual_step + block * BR) * c + offsets, mask=keep, other=0.0).to(tl.float32)
     tl.store(y + (group.to(tl.int64) * rows + block * BR) * c + offsets, z, mask=keep)
+
+
+@triton.jit(do_not_specialize=["images", "pixels", "units", "x_step", "weight_step", "bias_step", "mask_step"])
+def pool_kernel(
+    x, moments, weight, bias, mask, means, images, pixels, units, x_step, weight_step, bias_step, mask_step,
+    UNIT: tl.constexpr, HAS_MOMENTS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """means: (groups, images, c), over the pixels of an image, of act((x - mean) * inverse * weight + bias)."""
+    c = units * UNIT
+    parts = tl.cdiv(c, BC)
+    pid = tl.program_id(0)
+    place, part = pid // parts, pid % parts
+    group, image = (place // images).to(tl.int64), place % images
+    channel = part * BC + tl.arange(0, BC)
+    live = _channels(mask, group, mask_step, channel, c, HAS_MASK)
+    scale = _vector(weight, group, weight_step, channel, live, c, HAS_WEIGHT, 1.0)
+    shift = _vector(bias, group, bias_step, channel, live, c, HAS_BIAS, 0.0)
+    if HAS_MOMENTS:
+        scale *= _vector(moments + 2 * c, group, 3 * c, channel, live, c, True, 1.0)
+        mean = _vector(moments, group, 3 * c, channel, live, c, True, 0.0)
+    x += (group * x_step + image * pixels) * c
+    sums = tl.zeros((BR, BC), tl.float32)
+    for start in range(0, pixels, BR):
+        row = start + tl.arange(0, BR)[:, None]
+        there = (row < pixels) & _read(channel, live, c, HAS_MASK)
+        z = tl.load(x + row * c + channel[None, :], mask=there, other=0.0).to(tl.float32)
+        if HAS_MOMENTS:
+            z -= mean
+        sums += tl.where(row < pixels, _activated(_only(z * scale + shift, live, HAS_MASK), ACT), 0.0)
+    tl.store(means + tl.cast(place, tl.int64) * c + channel, tl.sum(sums, 0) / pixels, mask=channel < c)
 
 
 @triton.jit(do_not_specialize=["rows", "each", "chunks", "units", "x_step", "dy_step", "weight_step", "bias_step", "mask_step"])
@@ -320,22 +354,43 @@ def moments(x: Tensor, mask: Tensor | None, rows: int, eps: float) -> Tensor:
 
 
 def apply(
-    x: Tensor, found: Tensor | None, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, residual: Tensor | None, act: str
-) -> Tensor:
-    """Normalised by the moments ``found``, or without them only scaled and shifted; then act, then the residual added."""
+    x: Tensor, found: Tensor | None, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, residual: Tensor | None, act: str,
+    gate: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Normalised by the moments ``found``, or without them only scaled and shifted; then act, then weighed by the gate, (groups, n, c) and
+    dense, then the residual added."""
     groups, n, h, w, c = x.shape
     rows, (units, unit) = n * h * w, in_units(c)
     lanes = block_lanes(c, 128, WASTE)
     tall = TILE // lanes
     y = x.new_empty(x.shape)
-    given = [x if part is None else part for part in (found, weight, bias, mask, residual)]
+    parts = (found, weight, bias, mask, gate, residual)
+    steps = (group_step(x, c), group_step(residual, c), _apart(weight), _apart(bias), group_step(mask, c))
     with torch.cuda.device_of(x):
         launch(
             apply_kernel, groups * -(-rows // tall) * -(-c // lanes),
-            x, *given, y, rows, units, group_step(x, c), group_step(residual, c), _apart(weight), _apart(bias), group_step(mask, c),
-            unit, *(part is not None for part in (found, weight, bias, mask, residual)), act, tall, lanes, num_warps=4,
+            x, *(x if part is None else part for part in parts), y, rows, h * w, units, *steps,
+            unit, *(part is not None for part in parts), act, tall, lanes, num_warps=4,
         )  # fmt: skip
     return y
+
+
+def pooled(x: Tensor, found: Tensor | None, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, act: str) -> Tensor:
+    """(groups, n, c): the means over an image's pixels of what ``apply`` gives."""
+    groups, n, h, w, c = x.shape
+    units, unit = in_units(c)
+    lanes = block_lanes(c, 128, WASTE)
+    tall = min(TILE // 2 // lanes, triton.next_power_of_2(h * w))
+    means = x.new_empty(groups, n, c)
+    parts = (found, weight, bias, mask)
+    steps = (group_step(x, c), _apart(weight), _apart(bias), group_step(mask, c))
+    with torch.cuda.device_of(x):
+        launch(
+            pool_kernel, groups * n * -(-c // lanes),
+            x, *(x if part is None else part for part in parts), means, n, h * w, units, *steps,
+            unit, *(part is not None for part in parts), act, tall, lanes, num_warps=4,
+        )  # fmt: skip
+    return means
 
 
 def gradients(
