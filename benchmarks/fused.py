@@ -37,7 +37,7 @@ STAGES = [(24, 1), (40, 2), (80, 2), (112, 1), (160, 2)]  # channels and stride;
 POINTERS = {"taps": "*fp32", "partial": "*fp32", "moments": "*fp32", "totals": "*fp32", "weight": "*fp32", "bias": "*fp32"}
 POINTERS |= {"mask": "*u8", "reach": "*i64", "active": "*i64", "dw": "*fp32"}
 POINTERS |= {"found": "*fp32", "sums": "*fp32", "width": "*i64", "terms": "*i64", "starts": "*i64", "index": "*i64"}
-MAPS = ("x", "y", "dx", "dy", "residual", "gate", "dgate", "vectors", "maps")
+MAPS = ("x", "y", "dx", "dy", "residual", "gate", "dgate", "share", "means", "vectors", "maps")
 
 
 def layers() -> Iterator[tuple[int, int, int, int]]:
@@ -111,13 +111,16 @@ def measure(channels: int, side: int, kernel: int, stride: int, images: int, gro
 # -- compilation ---------------------------------------------------------------------------------------------------------
 def variants() -> Iterator[tuple[str, dict[str, Any], int]]:
     """Kernels, their constants and warps, as launches choose them."""
+    from fedloom.supernets.kernels.depthwise import OF_TAPS
+
     for kernel, (stride, dilation), chosen in itertools.product((3, 5, 7), ((1, 1), (2, 1), (1, 2), (2, 2)), (False, True)):
         if dilation == 2 and (kernel == 7 or chosen):
             continue  # no space has such layers
         flags = {"K": kernel, "S": stride, "D": dilation, "HAS_REACH": chosen, "HAS_ACTIVE": chosen}
-        for name, columns in itertools.product(("forward_kernel", "input_gradient_kernel"), (4, 16)):
-            yield name, flags | {"BP": columns, "BC": 32}, 4
-        yield "weight_gradient_kernel", flags | {"BP": 8, "BC": 32}, 8
+        for name, (beside, columns) in itertools.product(("forward_kernel", "input_gradient_kernel"), ((1, 4), (1, 16), (4, 4))):
+            yield name, flags | {"Q": beside, "BP": columns, "BC": 32}, 4
+        for beside in (1, OF_TAPS[kernel]):
+            yield "weight_gradient_kernel", flags | {"Q": beside, "BP": 8, "BC": 32}, 8
     for kernel, chosen in itertools.product((3, 5, 7), (False, True)):
         yield "weight_total_kernel", {"K": kernel, "HAS_REACH": chosen, "HAS_ACTIVE": chosen, "BR": 64, "BC": 32}, 4
     for width, masked in itertools.product((8, 32, 128), (False, True)):
@@ -126,14 +129,18 @@ def variants() -> Iterator[tuple[str, dict[str, Any], int]]:
         yield "moments_kernel", tile | lower, 4
         for act in fused.ACTIVATIONS:
             more = {"HAS_WEIGHT": True, "HAS_BIAS": True, "ACT": act}
-            yield "apply_kernel", tile | more | {"HAS_MOMENTS": True, "HAS_RESIDUAL": False}, 4
+            for gated in (False, True):
+                yield "apply_kernel", tile | more | {"HAS_MOMENTS": True, "HAS_GATE": gated, "HAS_RESIDUAL": False}, 4
+            yield "means_kernel", tile | more | lower | {"HAS_MOMENTS": True}, 4
             yield "gradient_sums_kernel", tile | more | lower, 4
             yield "gradient_kernel", tile | more | lower, 4
-    yield "apply_kernel", tile | more | {"HAS_MOMENTS": False, "HAS_RESIDUAL": True}, 4
+    yield "apply_kernel", tile | more | {"HAS_MOMENTS": False, "HAS_GATE": False, "HAS_RESIDUAL": True}, 4
     yield "moments_total_kernel", {"HAS_MASK": True, "BR": 256, "BC": 16}, 4
     yield "gradient_total_kernel", {"BR": 256, "BC": 16}, 4
-    for name, (rows, width) in itertools.product(("gate_kernel", "gate_gradient_kernel"), ((16, 128), (256, 8))):
-        yield name, {"UNIT": 8, "BR": rows, "BC": width}, 4
+    for rows, width in ((16, 128), (256, 8)):
+        yield "gate_gradient_kernel", {"UNIT": 8, "BR": rows, "BC": width}, 4
+        for shared in (False, True):
+            yield "weigh_kernel", {"UNIT": 8, "HAS_SHARE": shared, "BR": rows, "BC": width}, 4
     for name, width in itertools.product(("joint_kernel", "joint_gradient_kernel"), (128, 256)):
         yield name, {"BR": 2048 // width, "BC": width}, 4
     yield "sums_kernel", {"UNIT": 8, "BLOCK": 4096}, 4

@@ -79,6 +79,39 @@ def test_depthwise_convolutions_and_their_gradients(kernel: int, stride: int, di
 
 
 @interpreted
+@pytest.mark.parametrize(
+    "kernel, stride, dilation, height, width",
+    [
+        (3, 1, 1, 2, 8),
+        (5, 1, 1, 5, 4),
+        (7, 1, 1, 3, 4),
+        (3, 2, 1, 5, 8),
+        (5, 2, 1, 4, 7),
+        (7, 2, 1, 5, 15),
+        (3, 1, 2, 6, 4),
+        (5, 2, 2, 7, 7),
+    ],
+)
+def test_columns_side_by_side(kernel: int, stride: int, dilation: int, height: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a thread has where there is enough to do; also where the last one of an odd width has no neighbour in the gradient."""
+    monkeypatch.setattr(importlib.import_module(f"{KERNELS}.depthwise"), "PROGRAMS", 2)
+    x, weight = images(5, 24, height, width), random(24, 1, kernel, kernel, seed=1)
+    compare(
+        lambda x, w: fused.depthwise(x, w, stride, dilation),
+        lambda x, w: F.conv2d(x, w, None, stride, dilation * (kernel // 2), dilation, 24),
+        [x, weight],
+    )
+    if kernel == 7:
+        for reach in (1, 2):
+            bounds = torch.tensor(reach), torch.tensor(12)
+            compare(
+                lambda x, w, bounds=bounds: fused.depthwise(x, w, stride, 1, *bounds),  # type: ignore[misc]
+                lambda x, w, bounds=bounds: fused.plain_depthwise(x, w, stride, 1, *bounds),  # type: ignore[misc]
+                [x, weight],
+            )
+
+
+@interpreted
 def test_maps_that_are_not_square_nor_channels_last_and_odd_numbers_of_channels() -> None:
     x, weight = random(2, 20, 2, 5), random(20, 1, 5, 5, seed=1)
     assert x.is_contiguous()

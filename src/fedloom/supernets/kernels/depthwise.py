@@ -2,7 +2,7 @@
 
 A block is a few columns (of one image or of neighbouring ones) by LANES channels. It walks down the rows. Each number that it loads
 meets the taps of one kernel column in registers, which gives parts of several rows of the result: loads are 2 * reach + 1 times
-fewer than multiplications.
+fewer than multiplications. A thread has ``Q`` columns side by side, which meet mostly the same numbers: it loads each once.
 
 Threads past the last column read that one again and throw their sums away: no comparison for that in the loop.
 
@@ -22,6 +22,9 @@ from fedloom.supernets.kernels.launch import PROGRAMS, block_lanes, group_step, 
 
 LANES = 32  # channels of a depth-wise block: one per thread of a warp, so that a thread keeps the weights of one channel
 COLUMNS = 16  # columns of a depth-wise block, four per thread
+BESIDE = 4  # columns side by side of one thread
+OF_TAPS = {3: 2, 5: 4, 7: 2}  # the same in gradients of taps, by the kernel's side: as registers allow
+THREADS = 128  # of a depth-wise block
 FEW = 4  # columns of a block where there are too few blocks to fill a GPU
 
 # What one compiled kernel must serve: Triton would compile anew for sizes of 1 and for multiples of 16.
@@ -41,6 +44,25 @@ def _limit(active, group, c, HAS_ACTIVE: tl.constexpr):
 def tap_row(distance, R, D):
     """Which row of taps is this many rows below the kernel's middle; -1 if none is."""
     return distance // D + R if distance % D == 0 and abs(distance) <= R * D else -1
+
+
+@triton.constexpr_function
+def tap(down, right, R, D):
+    """Which tap is this far below the kernel's middle and to the right of it; -1 if none is."""
+    row, column = tap_row(down, R, D), tap_row(right, R, D)
+    return row * (2 * R + 1) + column if row >= 0 and column >= 0 else -1
+
+
+@triton.constexpr_function
+def met(t, row, R, S, D):
+    """Which of the rows of dy in sight, counted from the first, meets row q * S + t of x through this row of taps; -1 if none does."""
+    return (t + (R - row) * D) // S + (R * D) // S if (t + (R - row) * D) % S == 0 else -1
+
+
+@triton.constexpr_function
+def is_seen(right, R, S, D, Q):
+    """Whether any of Q columns side by side sees what is this far to the right of the first one's middle."""
+    return any(tap_row(right - column * S, R, D) >= 0 for column in range(Q))
 
 
 @triton.jit
@@ -82,49 +104,54 @@ def _taps(taps, channel, live, c, K: tl.constexpr, R: tl.constexpr):
 @triton.jit
 def _convolve(
     x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c,
-    K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """start: (BP, 1) the input column under the kernel's middle; sources, targets: where the columns begin in x and y.
+    """start: (BP, 1) the input column under the kernel's middle, for the first of Q columns side by side, which are all inside of the
+    same image; sources, targets: where these first columns begin in x and y.
 
-    Step q reads the S input rows from q * S on. They reach result rows q + LOW to q + HIGH, whose sums so far are ``sums``.
+    Step q reads the S input rows from q * S on. They reach result rows q + LOW to q + HIGH, whose sums so far are ``sums``, row by row.
     """
     LOW: tl.constexpr = -((R * D) // S)
     HIGH: tl.constexpr = (S - 1 + R * D) // S
-    SIDE: tl.constexpr = 2 * R + 1
     weights = _taps(taps, channel, live, c, K, R)
-    sums = _zeros(HIGH - LOW + 1, BP, BC)
+    sums = _zeros((HIGH - LOW + 1) * Q, BP, BC)
     for q in range(oh):
         edge = q * zero
         for t in tl.static_range(S):
             row = q * S + t
-            for kx in tl.static_range(SIDE):
-                near = _near(start, (kx - R) * D, w, edge) & live[None, :]
-                if S > 1:
-                    near = near & (row < h)
-                value = tl.load(x + (row * w + (kx - R) * D) * c + sources, mask=near, other=0.0).to(tl.float32)
-                new = ()
-                for j in tl.static_range(HIGH - LOW + 1):
-                    if tap_row(t - (LOW + j) * S, R, D) >= 0:  # of result row q + LOW + j
-                        new = new + (sums[j] + value * weights[tap_row(t - (LOW + j) * S, R, D) * SIDE + kx],)
-                    else:
-                        new = new + (sums[j],)
-                sums = new
+            for right in tl.static_range(-R * D, R * D + (Q - 1) * S + 1):
+                if is_seen(right, R, S, D, Q):
+                    near = live[None, :]
+                    if right < 0 or right > (Q - 1) * S:  # else it is inside, as these columns are
+                        near = near & _near(start, right, w, edge)
+                    if S > 1:
+                        near = near & (row < h)
+                    value = tl.load(x + (row * w + right) * c + sources, mask=near, other=0.0).to(tl.float32)
+                    new = ()
+                    for j in tl.static_range((HIGH - LOW + 1) * Q):  # of result row q + LOW + j // Q
+                        if tap(t - (LOW + j // Q) * S, right - j % Q * S, R, D) >= 0:
+                            new = new + (sums[j] + value * weights[tap(t - (LOW + j // Q) * S, right - j % Q * S, R, D)],)
+                        else:
+                            new = new + (sums[j],)
+                    sums = new
         if q + LOW >= 0:
-            tl.store(y + (q + LOW) * ow * c + targets, sums[0], mask=keep)
-        sums = sums[1:] + _zeros(1, BP, BC)
-    for j in tl.static_range(-LOW):
-        row = oh + LOW + j
-        tl.store(y + row * ow * c + targets, sums[j], mask=keep & (row >= 0))
+            for column in tl.static_range(Q):
+                tl.store(y + ((q + LOW) * ow + column) * c + targets, sums[column], mask=keep)
+        sums = sums[Q:] + _zeros(Q, BP, BC)
+    for j in tl.static_range(-LOW * Q):
+        row = oh + LOW + j // Q
+        tl.store(y + (row * ow + j % Q) * c + targets, sums[j], mask=keep & (row >= 0))
 
 
 @triton.jit(do_not_specialize=DEPTHWISE_SIZES)
 def forward_kernel(
     x, taps, y, reach, active, n, h, w, oh, ow, c, x_step, taps_step, zero,
     K: tl.constexpr, S: tl.constexpr, D: tl.constexpr, HAS_REACH: tl.constexpr, HAS_ACTIVE: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
+    Q: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A block of y. x_step: images from one group to the next; taps: (groups, K * K, c), taps_step numbers apart."""
-    parts, blocks = tl.cdiv(c, BC), tl.cdiv(n * ow, BP)
+    """A block of y. x_step: images from one group to the next; taps: (groups, K * K, c), taps_step numbers apart. Q divides ow."""
+    across = ow // Q
+    parts, blocks = tl.cdiv(c, BC), tl.cdiv(n * across, BP)
     pid = tl.program_id(0)
     group, block, part = pid // (parts * blocks), pid // parts % blocks, pid % parts
     place = block * BP + tl.arange(0, BP)
@@ -132,88 +159,106 @@ def forward_kernel(
     limit = _limit(active, group, c, HAS_ACTIVE)
     live = channel < limit
     # Offsets are 64 bits wide up to the block's first image, 32 bits from there.
-    first = block * BP // ow
-    image, column = _spot(place, n, ow, first)
+    first = block * BP // across
+    image, column = _spot(place, n, across, first)
+    column *= Q
     x += (group.to(tl.int64) * x_step + first) * (h * w * c)
     y += (group.to(tl.int64) * n + first) * (oh * ow * c)
     sources = (image * (h * w) + column * S)[:, None] * c + channel[None, :]
     targets = (image * (oh * ow) + column)[:, None] * c + channel[None, :]
-    keep = (place < n * ow)[:, None] & (channel < c)[None, :]
+    keep = (place < n * across)[:, None] & (channel < c)[None, :]
     start = (column * S)[:, None]
     taps += group.to(tl.int64) * taps_step
     if part * BC >= limit:
         for row in range(oh):
-            tl.store(y + row * ow * c + targets, tl.zeros((BP, BC), tl.float32), mask=keep)
+            for beside in tl.static_range(Q):
+                tl.store(y + (row * ow + beside) * c + targets, tl.zeros((BP, BC), tl.float32), mask=keep)
     else:
         near = K // 2
         if HAS_REACH:
             near = tl.load(reach + group).to(tl.int32)
         if HAS_REACH and K > 3 and near <= 1:
-            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, 1, S, D, BP, BC)
+            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, 1, S, D, Q, BP, BC)
         elif HAS_REACH and K > 5 and near == 2:
-            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, 2, S, D, BP, BC)
+            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, 2, S, D, Q, BP, BC)
         else:
-            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, K // 2, S, D, BP, BC)
+            _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, K // 2, S, D, Q, BP, BC)
+
+
+@triton.constexpr_function
+def is_reached(right, R, S, D, Q, PHASE):
+    """Whether a column of dy that is this far to the right of the first one reaches any of Q columns of dx, S apart."""
+    return any(tap_row(PHASE - (right - column) * S, R, D) >= 0 for column in range(Q))
 
 
 @triton.jit
 def _spread(
     dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
-    K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, PHASE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, PHASE: tl.constexpr,
+    Q: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x in columns column * S + PHASE. Step q reads row q of dy, which reaches the rows from q * S - R * D on."""
-    SIDE: tl.constexpr = 2 * R + 1
+    """The gradient of x in columns (column + 0 … Q - 1) * S + PHASE. Step q reads row q of dy, which reaches the rows from q * S - R * D
+    on."""
     WINDOW: tl.constexpr = 2 * R * D + 1
     weights = _taps(taps, channel, live, c, K, R)
-    sums = _zeros(WINDOW, BP, BC)
+    sums = _zeros(WINDOW * Q, BP, BC)
     for q in range(oh):
         edge = q * zero
-        for kx in tl.static_range(SIDE):
-            if (PHASE - (kx - R) * D) % S == 0:  # else no column of dy sees these columns of x through this tap
-                near = _near(column, (PHASE - (kx - R) * D) // S, ow, edge) & live[None, :]
-                value = tl.load(dy + (q * ow + (PHASE - (kx - R) * D) // S) * c + sources, mask=near, other=0.0).to(tl.float32)
+        for right in tl.static_range(-R * D, R * D + S + Q - 1):
+            if is_reached(right, R, S, D, Q, PHASE):
+                near = live[None, :]
+                if right < 0 or right > Q - 1:
+                    near = near & _near(column, right, ow, edge)
+                value = tl.load(dy + (q * ow + right) * c + sources, mask=near, other=0.0).to(tl.float32)
                 new = ()
-                for j in tl.static_range(WINDOW):
-                    if j % D == 0:
-                        new = new + (sums[j] + value * weights[(j // D) * SIDE + kx],)
+                for j in tl.static_range(WINDOW * Q):
+                    if tap(j // Q - R * D, PHASE - (right - j % Q) * S, R, D) >= 0:
+                        new = new + (sums[j] + value * weights[tap(j // Q - R * D, PHASE - (right - j % Q) * S, R, D)],)
                     else:
                         new = new + (sums[j],)
                 sums = new
         for t in tl.static_range(S):
             row = q * S - R * D + t
-            tl.store(dx + row * w * c + targets, sums[t], mask=keep & (row >= 0) & (row < h))
-        sums = sums[S:] + _zeros(S, BP, BC)
-    for j in tl.static_range(WINDOW - S):
-        row = oh * S - R * D + j
-        tl.store(dx + row * w * c + targets, sums[j], mask=keep & (row >= 0) & (row < h))
+            for beside in tl.static_range(Q):
+                there = keep & ((column + beside) * S + PHASE < w) & (row >= 0) & (row < h)
+                tl.store(dx + (row * w + beside * S) * c + targets, sums[t * Q + beside], mask=there)
+        sums = sums[S * Q :] + _zeros(S * Q, BP, BC)
+    for j in tl.static_range((WINDOW - S) * Q):
+        row = oh * S - R * D + j // Q
+        there = keep & ((column + j % Q) * S + PHASE < w) & (row >= 0) & (row < h)
+        tl.store(dx + (row * w + j % Q * S) * c + targets, sums[j], mask=there)
 
 
 @triton.jit(do_not_specialize=DEPTHWISE_SIZES)
 def input_gradient_kernel(
     dy, taps, dx, reach, active, n, h, w, oh, ow, c, x_step, taps_step, zero,
     K: tl.constexpr, S: tl.constexpr, D: tl.constexpr, HAS_REACH: tl.constexpr, HAS_ACTIVE: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
+    Q: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A block of dx: every S-th column, so that all its columns use the same taps. x_step: images between groups of dy."""
-    parts, blocks = tl.cdiv(c, BC), tl.cdiv(n * ow, BP)
+    """A block of dx: every S-th column, so that all its columns use the same taps. x_step: images between groups of dy. Q divides ow."""
+    across = ow // Q
+    parts, blocks = tl.cdiv(c, BC), tl.cdiv(n * across, BP)
     pid = tl.program_id(0)
     part, phase, block, group = pid % parts, pid // parts % S, pid // (parts * S) % blocks, pid // (parts * S * blocks)
     place = block * BP + tl.arange(0, BP)
     channel = part * BC + tl.arange(0, BC)
     limit = _limit(active, group, c, HAS_ACTIVE)
     live = channel < limit
-    first = block * BP // ow
-    image, column = _spot(place, n, ow, first)
+    first = block * BP // across
+    image, column = _spot(place, n, across, first)
+    column *= Q
     dy += (group.to(tl.int64) * x_step + first) * (oh * ow * c)
     dx += (group.to(tl.int64) * n + first) * (h * w * c)
     sources = (image * (oh * ow) + column)[:, None] * c + channel[None, :]
     targets = (image * (h * w) + column * S + phase)[:, None] * c + channel[None, :]
-    keep = ((place < n * ow) & (column * S + phase < w))[:, None] & (channel < c)[None, :]
+    keep = (place < n * across)[:, None] & (channel < c)[None, :]
     column = column[:, None]
     taps += group.to(tl.int64) * taps_step
     if part * BC >= limit:
         for row in range(h):
-            tl.store(dx + row * w * c + targets, tl.zeros((BP, BC), tl.float32), mask=keep)
+            for beside in tl.static_range(Q):
+                there = keep & ((column + beside) * S + phase < w)
+                tl.store(dx + (row * w + beside * S) * c + targets, tl.zeros((BP, BC), tl.float32), mask=there)
     else:
         near = K // 2
         if HAS_REACH:
@@ -223,62 +268,73 @@ def input_gradient_kernel(
                 if HAS_REACH and K > 3 and near <= 1:
                     _spread(
                         dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
-                        K, 1, S, D, PHASE, BP, BC,
+                        K, 1, S, D, PHASE, Q, BP, BC,
                     )  # fmt: skip
                 elif HAS_REACH and K > 5 and near == 2:
                     _spread(
                         dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
-                        K, 2, S, D, PHASE, BP, BC,
+                        K, 2, S, D, PHASE, Q, BP, BC,
                     )  # fmt: skip
                 else:
                     _spread(
                         dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
-                        K, K // 2, S, D, PHASE, BP, BC,
+                        K, K // 2, S, D, PHASE, Q, BP, BC,
                     )  # fmt: skip
 
 
 @triton.jit
 def _correlate(
     x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c,
-    K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the blocks of columns from begin to end; the rows of dy that a row of x meets are in ``seen``."""
+    """Sums over the blocks of columns from begin to end; the rows of dy that a row of x meets are in ``seen``, Q columns of each."""
     LOW: tl.constexpr = -((R * D) // S)
     HIGH: tl.constexpr = (S - 1 + R * D) // S
     SIDE: tl.constexpr = 2 * R + 1
+    across = ow // Q
     channel = part * BC + tl.arange(0, BC)
     live = (channel < limit)[None, :]
     sums = _zeros(SIDE * SIDE, BP, BC)
     for block in range(begin, end):
         place = block * BP + tl.arange(0, BP)
-        image, column = _spot(place, n, ow, 0)
-        inside = (place < n * ow)[:, None] & live
+        image, column = _spot(place, n, across, 0)
+        column *= Q
+        inside = (place < n * across)[:, None] & live
         start = (column * S)[:, None]
         sources = x + (image.to(tl.int64) * (h * w) + column * S)[:, None] * c + channel[None, :]
         targets = dy + (image.to(tl.int64) * (oh * ow) + column)[:, None] * c + channel[None, :]
         seen = ()
-        for j in tl.static_range(HIGH - LOW):
-            row = LOW + j
-            seen = seen + (tl.load(targets + row * ow * c, mask=inside & (row >= 0) & (row < oh), other=0.0).to(tl.float32),)
+        for j in tl.static_range((HIGH - LOW) * Q):
+            row = LOW + j // Q
+            there = inside & (row >= 0) & (row < oh)
+            seen = seen + (tl.load(targets + (row * ow + j % Q) * c, mask=there, other=0.0).to(tl.float32),)
         for q in range(oh):
             edge = q * zero
-            seen = seen + (tl.load(targets + (q + HIGH) * ow * c, mask=inside & (q + HIGH < oh), other=0.0).to(tl.float32),)
+            for beside in tl.static_range(Q):
+                there = inside & (q + HIGH < oh)
+                seen = seen + (tl.load(targets + ((q + HIGH) * ow + beside) * c, mask=there, other=0.0).to(tl.float32),)
             for t in tl.static_range(S):
                 row = q * S + t
-                values = ()
-                for kx in tl.static_range(SIDE):
-                    near = _near(start, (kx - R) * D, w, edge) & live
+                values = ()  # from R * D columns left of the middle on
+                for right in tl.static_range(-R * D, R * D + (Q - 1) * S + 1):
+                    near = live
+                    if right < 0 or right > (Q - 1) * S:
+                        near = near & _near(start, right, w, edge)
                     if S > 1:
                         near = near & (row < h)
-                    values = values + (tl.load(sources + (row * w + (kx - R) * D) * c, mask=near, other=0.0).to(tl.float32),)
-                new = ()
-                for tap in tl.static_range(SIDE * SIDE):
-                    if (t + (R - tap // SIDE) * D) % S == 0:  # else no row of dy sees this row of x through this tap
-                        new = new + (sums[tap] + values[tap % SIDE] * seen[(t + (R - tap // SIDE) * D) // S - LOW],)
+                    if is_seen(right, R, S, D, Q):
+                        values = values + (tl.load(sources + (row * w + right) * c, mask=near, other=0.0).to(tl.float32),)
                     else:
-                        new = new + (sums[tap],)
-                sums = new
-            seen = seen[1:]
+                        values = values + (sums[0],)  # nobody reads it
+                for beside in tl.static_range(Q):
+                    new = ()
+                    for tap in tl.static_range(SIDE * SIDE):
+                        if met(t, tap // SIDE, R, S, D) >= 0:
+                            new = new + (sums[tap] + values[beside * S + tap % SIDE * D] * seen[met(t, tap // SIDE, R, S, D) * Q + beside],)
+                        else:
+                            new = new + (sums[tap],)
+                    sums = new
+            seen = seen[Q:]
     for tap in tl.static_range(SIDE * SIDE):
         spot = (K // 2 - R + tap // SIDE) * K + K // 2 - R + tap % SIDE
         tl.store(partial + spot * c + channel, tl.sum(sums[tap], 0), mask=channel < limit)
@@ -288,10 +344,10 @@ def _correlate(
 def weight_gradient_kernel(
     x, dy, partial, reach, active, n, h, w, oh, ow, c, x_step, dy_step, chunks, zero,
     K: tl.constexpr, S: tl.constexpr, D: tl.constexpr, HAS_REACH: tl.constexpr, HAS_ACTIVE: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
+    Q: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """partial: (groups, chunks, K * K, c), of which taps out of reach and channels that do not matter are left unwritten."""
-    parts, blocks = tl.cdiv(c, BC), tl.cdiv(n * ow, BP)
+    """partial: (groups, chunks, K * K, c), of which taps out of reach and channels that do not matter are left unwritten. Q divides ow."""
+    parts, blocks = tl.cdiv(c, BC), tl.cdiv(n * (ow // Q), BP)
     pid = tl.program_id(0)
     group, chunk, part = pid // (parts * chunks), pid // parts % chunks, pid % parts
     each = tl.cdiv(blocks, chunks)
@@ -306,11 +362,11 @@ def weight_gradient_kernel(
         if HAS_REACH:
             near = tl.load(reach + group).to(tl.int32)
         if HAS_REACH and K > 3 and near <= 1:
-            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, 1, S, D, BP, BC)
+            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, 1, S, D, Q, BP, BC)
         elif HAS_REACH and K > 5 and near == 2:
-            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, 2, S, D, BP, BC)
+            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, 2, S, D, Q, BP, BC)
         else:
-            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, K // 2, S, D, BP, BC)
+            _correlate(x, dy, partial, begin, end, part, limit, zero, n, h, w, oh, ow, c, K, K // 2, S, D, Q, BP, BC)
 
 
 @triton.jit(do_not_specialize=["c", "chunks", "together"])
@@ -339,9 +395,11 @@ def weight_total_kernel(
 
 
 # -- launches -----------------------------------------------------------------------------------------------------------
-def _columns(columns: int, parts: int) -> int:
-    """Columns of a depth-wise block."""
-    return COLUMNS if -(-columns // COLUMNS) * parts >= PROGRAMS // 2 else FEW
+def _columns(columns: int, across: int, parts: int, lanes: int) -> tuple[int, int]:
+    """Columns side by side of a thread, and so many of them in a block. across: columns of an image."""
+    if -(-columns // COLUMNS) * parts < PROGRAMS // 2:
+        return 1, FEW
+    return (BESIDE, THREADS // lanes) if across % BESIDE == 0 else (1, COLUMNS)
 
 
 def depthwise_forward(
@@ -353,13 +411,13 @@ def depthwise_forward(
     y = x.new_empty(groups, n, oh, ow, c)
     lanes = block_lanes(c, LANES, 1.2)
     parts = -(-c // lanes)
-    columns = _columns(groups * n * ow, parts)
+    beside, columns = _columns(groups * n * ow, ow, parts, lanes)
     with torch.cuda.device_of(x):
         launch(
-            forward_kernel, groups * -(-n * ow // columns) * parts,
+            forward_kernel, groups * -(-n * (ow // beside) // columns) * parts,
             x, taps, y, x if reach is None else reach, x if active is None else active,
             n, h, w, oh, ow, c, group_step(x, h * w * c), group_step(taps, 1), 0,
-            kernel, stride, dilation, reach is not None, active is not None, columns, lanes, num_warps=4,
+            kernel, stride, dilation, reach is not None, active is not None, beside, columns, lanes, num_warps=4,
         )  # fmt: skip
     return y
 
@@ -372,13 +430,13 @@ def depthwise_input_gradient(
     dx = dy.new_empty(groups, n, h, w, c)
     lanes = block_lanes(c, LANES, 1.2)
     parts = -(-c // lanes)
-    columns = _columns(groups * n * ow, parts)
+    beside, columns = _columns(groups * n * ow, ow, parts, lanes)
     with torch.cuda.device_of(dy):
         launch(
-            input_gradient_kernel, groups * -(-n * ow // columns) * stride * parts,
+            input_gradient_kernel, groups * -(-n * (ow // beside) // columns) * stride * parts,
             dy, taps, dx, dy if reach is None else reach, dy if active is None else active,
             n, h, w, oh, ow, c, group_step(dy, oh * ow * c), group_step(taps, 1), 0,
-            kernel, stride, dilation, reach is not None, active is not None, columns, lanes, num_warps=4,
+            kernel, stride, dilation, reach is not None, active is not None, beside, columns, lanes, num_warps=4,
         )  # fmt: skip
     return dx
 
@@ -391,8 +449,9 @@ def depthwise_weight_gradient(
     oh, ow = dy.shape[2:4]
     lanes = block_lanes(c, LANES, 1.2)
     parts, warps = -(-c // lanes), 8
-    columns = warps * 32 // lanes  # one number per thread: a thread has no registers for the taps of several
-    blocks = -(-n * ow // columns)
+    columns = warps * 32 // lanes  # a thread has one channel: it has no registers for the taps of two
+    beside = OF_TAPS[kernel] if ow % OF_TAPS[kernel] == 0 else 1
+    blocks = -(-n * (ow // beside) // columns)
     each = -(-blocks // max(1, PROGRAMS // (groups * parts)))
     chunks = -(-blocks // each)
     partial = x.new_empty(groups, chunks, kernel * kernel, c, dtype=torch.float32)
@@ -403,7 +462,7 @@ def depthwise_weight_gradient(
             weight_gradient_kernel, groups * chunks * parts,
             x, dy, partial, x if reach is None else reach, x if active is None else active,
             n, h, w, oh, ow, c, group_step(x, h * w * c), group_step(dy, oh * ow * c), chunks, 0,
-            kernel, stride, dilation, *flags, columns, lanes, num_warps=warps,
+            kernel, stride, dilation, *flags, beside, columns, lanes, num_warps=warps,
         )  # fmt: skip
         launch(
             weight_total_kernel, len(weight) * kernel * kernel * -(-c // 32),

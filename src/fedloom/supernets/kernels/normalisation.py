@@ -110,13 +110,18 @@ def moments_kernel(
     shift = tl.sum(first, 0) / tl.minimum(count, BR).to(tl.float32)
     sums = tl.zeros((BR, BC), tl.float32)
     squares = tl.zeros((BR, BC), tl.float32)
-    for start in range(0, count, BR):
-        there = start + place < count
+    whole = count // BR * BR
+    for _ in range(0, whole, BR):
+        value = tl.load(x + offsets, mask=read, other=0.0).to(tl.float32) - shift[None, :]
+        sums += value
+        squares += value * value
+        x += BR * c
+    if whole < count:
+        there = whole + place < count
         value = tl.load(x + offsets, mask=there & read, other=0.0).to(tl.float32)
         value = tl.where(there, value - shift[None, :], 0.0)
         sums += value
         squares += value * value
-        x += BR * c
     total = tl.sum(sums, 0)
     number = count.to(tl.float32)
     partial += (group.to(tl.int64) * chunks + chunk) * (2 * c) + channel
@@ -197,7 +202,7 @@ def apply_kernel(
 
 
 @triton.jit(do_not_specialize=["images", "pixels", "units", "x_step", "weight_step", "bias_step", "mask_step"])
-def pool_kernel(
+def means_kernel(
     x, moments, weight, bias, mask, means, images, pixels, units, x_step, weight_step, bias_step, mask_step,
     UNIT: tl.constexpr, HAS_MOMENTS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     ACT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
@@ -386,7 +391,7 @@ def pooled(x: Tensor, found: Tensor | None, weight: Tensor | None, bias: Tensor 
     steps = (group_step(x, c), _apart(weight), _apart(bias), group_step(mask, c))
     with torch.cuda.device_of(x):
         launch(
-            pool_kernel, groups * n * -(-c // lanes),
+            means_kernel, groups * n * -(-c // lanes),
             x, *(x if part is None else part for part in parts), means, n, h * w, units, *steps,
             unit, *(part is not None for part in parts), act, tall, lanes, num_warps=4,
         )  # fmt: skip
