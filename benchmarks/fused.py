@@ -111,15 +111,15 @@ def measure(channels: int, side: int, kernel: int, stride: int, images: int, gro
 # -- compilation ---------------------------------------------------------------------------------------------------------
 def variants() -> Iterator[tuple[str, dict[str, Any], int]]:
     """Kernels, their constants and warps, as launches choose them."""
-    from fedloom.supernets.kernels.depthwise import OF_TAPS
-
     for kernel, (stride, dilation), chosen in itertools.product((3, 5, 7), ((1, 1), (2, 1), (1, 2), (2, 2)), (False, True)):
         if dilation == 2 and (kernel == 7 or chosen):
             continue  # no space has such layers
         flags = {"K": kernel, "S": stride, "D": dilation, "HAS_REACH": chosen, "HAS_ACTIVE": chosen}
-        for name, (beside, columns) in itertools.product(("forward_kernel", "input_gradient_kernel"), ((1, 4), (1, 16), (4, 4))):
-            yield name, flags | {"Q": beside, "BP": columns, "BC": 32}, 4
-        for beside in (1, OF_TAPS[kernel]):
+        for beside, columns in ((1, 4), (1, 16), (4, 4)):
+            yield "forward_kernel", flags | {"Q": beside, "BP": columns, "BC": 32}, 4
+        for columns in (4, 16):
+            yield "input_gradient_kernel", flags | {"BP": columns, "BC": 32}, 4
+        for beside in (1, 2):
             yield "weight_gradient_kernel", flags | {"Q": beside, "BP": 8, "BC": 32}, 8
     for kernel, chosen in itertools.product((3, 5, 7), (False, True)):
         yield "weight_total_kernel", {"K": kernel, "HAS_REACH": chosen, "HAS_ACTIVE": chosen, "BR": 64, "BC": 32}, 4

@@ -2,7 +2,8 @@
 
 A block is a few columns (of one image or of neighbouring ones) by LANES channels. It walks down the rows. Each number that it loads
 meets the taps of one kernel column in registers, which gives parts of several rows of the result: loads are 2 * reach + 1 times
-fewer than multiplications. A thread has ``Q`` columns side by side, which meet mostly the same numbers: it loads each once.
+fewer than multiplications. Where a thread has ``Q`` columns side by side, they meet mostly the same numbers, and it loads each once. Not so
+in gradients of maps: that made them little faster, and their compilation, of which a first round waits for dozens, four times as long.
 
 Threads past the last column read that one again and throw their sums away: no comparison for that in the loop.
 
@@ -22,8 +23,8 @@ from fedloom.supernets.kernels.launch import PROGRAMS, block_lanes, group_step, 
 
 LANES = 32  # channels of a depth-wise block: one per thread of a warp, so that a thread keeps the weights of one channel
 COLUMNS = 16  # columns of a depth-wise block, four per thread
-BESIDE = 4  # columns side by side of one thread
-OF_TAPS = {3: 2, 5: 4, 7: 2}  # the same in gradients of taps, by the kernel's side: as registers allow
+BESIDE = 4  # columns side by side of one thread, forward
+OF_TAPS = 2  # the same in gradients of taps, as registers allow
 THREADS = 128  # of a depth-wise block
 FEW = 4  # columns of a block where there are too few blocks to fill a GPU
 
@@ -185,80 +186,64 @@ def forward_kernel(
             _convolve(x, taps, y, sources, targets, start, keep, channel, live, zero, h, w, oh, ow, c, K, K // 2, S, D, Q, BP, BC)
 
 
-@triton.constexpr_function
-def is_reached(right, R, S, D, Q, PHASE):
-    """Whether a column of dy that is this far to the right of the first one reaches any of Q columns of dx, S apart."""
-    return any(tap_row(PHASE - (right - column) * S, R, D) >= 0 for column in range(Q))
-
-
 @triton.jit
 def _spread(
     dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
-    K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, PHASE: tl.constexpr,
-    Q: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    K: tl.constexpr, R: tl.constexpr, S: tl.constexpr, D: tl.constexpr, PHASE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x in columns (column + 0 … Q - 1) * S + PHASE. Step q reads row q of dy, which reaches the rows from q * S - R * D
-    on."""
+    """The gradient of x in columns column * S + PHASE. Step q reads row q of dy, which reaches the rows from q * S - R * D on."""
+    SIDE: tl.constexpr = 2 * R + 1
     WINDOW: tl.constexpr = 2 * R * D + 1
     weights = _taps(taps, channel, live, c, K, R)
-    sums = _zeros(WINDOW * Q, BP, BC)
+    sums = _zeros(WINDOW, BP, BC)
     for q in range(oh):
         edge = q * zero
-        for right in tl.static_range(-R * D, R * D + S + Q - 1):
-            if is_reached(right, R, S, D, Q, PHASE):
-                near = live[None, :]
-                if right < 0 or right > Q - 1:
-                    near = near & _near(column, right, ow, edge)
-                value = tl.load(dy + (q * ow + right) * c + sources, mask=near, other=0.0).to(tl.float32)
+        for kx in tl.static_range(SIDE):
+            if (PHASE - (kx - R) * D) % S == 0:  # else no column of dy sees these columns of x through this tap
+                near = _near(column, (PHASE - (kx - R) * D) // S, ow, edge) & live[None, :]
+                value = tl.load(dy + (q * ow + (PHASE - (kx - R) * D) // S) * c + sources, mask=near, other=0.0).to(tl.float32)
                 new = ()
-                for j in tl.static_range(WINDOW * Q):
-                    if tap(j // Q - R * D, PHASE - (right - j % Q) * S, R, D) >= 0:
-                        new = new + (sums[j] + value * weights[tap(j // Q - R * D, PHASE - (right - j % Q) * S, R, D)],)
+                for j in tl.static_range(WINDOW):
+                    if j % D == 0:
+                        new = new + (sums[j] + value * weights[(j // D) * SIDE + kx],)
                     else:
                         new = new + (sums[j],)
                 sums = new
         for t in tl.static_range(S):
             row = q * S - R * D + t
-            for beside in tl.static_range(Q):
-                there = keep & ((column + beside) * S + PHASE < w) & (row >= 0) & (row < h)
-                tl.store(dx + (row * w + beside * S) * c + targets, sums[t * Q + beside], mask=there)
-        sums = sums[S * Q :] + _zeros(S * Q, BP, BC)
-    for j in tl.static_range((WINDOW - S) * Q):
-        row = oh * S - R * D + j // Q
-        there = keep & ((column + j % Q) * S + PHASE < w) & (row >= 0) & (row < h)
-        tl.store(dx + (row * w + j % Q * S) * c + targets, sums[j], mask=there)
+            tl.store(dx + row * w * c + targets, sums[t], mask=keep & (row >= 0) & (row < h))
+        sums = sums[S:] + _zeros(S, BP, BC)
+    for j in tl.static_range(WINDOW - S):
+        row = oh * S - R * D + j
+        tl.store(dx + row * w * c + targets, sums[j], mask=keep & (row >= 0) & (row < h))
 
 
 @triton.jit(do_not_specialize=DEPTHWISE_SIZES)
 def input_gradient_kernel(
     dy, taps, dx, reach, active, n, h, w, oh, ow, c, x_step, taps_step, zero,
     K: tl.constexpr, S: tl.constexpr, D: tl.constexpr, HAS_REACH: tl.constexpr, HAS_ACTIVE: tl.constexpr,
-    Q: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A block of dx: every S-th column, so that all its columns use the same taps. x_step: images between groups of dy. Q divides ow."""
-    across = ow // Q
-    parts, blocks = tl.cdiv(c, BC), tl.cdiv(n * across, BP)
+    """A block of dx: every S-th column, so that all its columns use the same taps. x_step: images between groups of dy."""
+    parts, blocks = tl.cdiv(c, BC), tl.cdiv(n * ow, BP)
     pid = tl.program_id(0)
     part, phase, block, group = pid % parts, pid // parts % S, pid // (parts * S) % blocks, pid // (parts * S * blocks)
     place = block * BP + tl.arange(0, BP)
     channel = part * BC + tl.arange(0, BC)
     limit = _limit(active, group, c, HAS_ACTIVE)
     live = channel < limit
-    first = block * BP // across
-    image, column = _spot(place, n, across, first)
-    column *= Q
+    first = block * BP // ow
+    image, column = _spot(place, n, ow, first)
     dy += (group.to(tl.int64) * x_step + first) * (oh * ow * c)
     dx += (group.to(tl.int64) * n + first) * (h * w * c)
     sources = (image * (oh * ow) + column)[:, None] * c + channel[None, :]
     targets = (image * (h * w) + column * S + phase)[:, None] * c + channel[None, :]
-    keep = (place < n * across)[:, None] & (channel < c)[None, :]
+    keep = ((place < n * ow) & (column * S + phase < w))[:, None] & (channel < c)[None, :]
     column = column[:, None]
     taps += group.to(tl.int64) * taps_step
     if part * BC >= limit:
         for row in range(h):
-            for beside in tl.static_range(Q):
-                there = keep & ((column + beside) * S + phase < w)
-                tl.store(dx + (row * w + beside * S) * c + targets, tl.zeros((BP, BC), tl.float32), mask=there)
+            tl.store(dx + row * w * c + targets, tl.zeros((BP, BC), tl.float32), mask=keep)
     else:
         near = K // 2
         if HAS_REACH:
@@ -268,17 +253,17 @@ def input_gradient_kernel(
                 if HAS_REACH and K > 3 and near <= 1:
                     _spread(
                         dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
-                        K, 1, S, D, PHASE, Q, BP, BC,
+                        K, 1, S, D, PHASE, BP, BC,
                     )  # fmt: skip
                 elif HAS_REACH and K > 5 and near == 2:
                     _spread(
                         dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
-                        K, 2, S, D, PHASE, Q, BP, BC,
+                        K, 2, S, D, PHASE, BP, BC,
                     )  # fmt: skip
                 else:
                     _spread(
                         dy, taps, dx, sources, targets, column, keep, channel, live, zero, h, w, oh, ow, c,
-                        K, K // 2, S, D, PHASE, Q, BP, BC,
+                        K, K // 2, S, D, PHASE, BP, BC,
                     )  # fmt: skip
 
 
@@ -395,11 +380,9 @@ def weight_total_kernel(
 
 
 # -- launches -----------------------------------------------------------------------------------------------------------
-def _columns(columns: int, across: int, parts: int, lanes: int) -> tuple[int, int]:
-    """Columns side by side of a thread, and so many of them in a block. across: columns of an image."""
-    if -(-columns // COLUMNS) * parts < PROGRAMS // 2:
-        return 1, FEW
-    return (BESIDE, THREADS // lanes) if across % BESIDE == 0 else (1, COLUMNS)
+def _columns(columns: int, parts: int) -> int:
+    """Columns of a depth-wise block."""
+    return COLUMNS if -(-columns // COLUMNS) * parts >= PROGRAMS // 2 else FEW
 
 
 def depthwise_forward(
@@ -411,7 +394,9 @@ def depthwise_forward(
     y = x.new_empty(groups, n, oh, ow, c)
     lanes = block_lanes(c, LANES, 1.2)
     parts = -(-c // lanes)
-    beside, columns = _columns(groups * n * ow, ow, parts, lanes)
+    columns, beside = _columns(groups * n * ow, parts), 1
+    if columns == COLUMNS and ow % BESIDE == 0:  # as many results for each thread
+        columns, beside = THREADS // lanes, BESIDE
     with torch.cuda.device_of(x):
         launch(
             forward_kernel, groups * -(-n * (ow // beside) // columns) * parts,
@@ -430,13 +415,13 @@ def depthwise_input_gradient(
     dx = dy.new_empty(groups, n, h, w, c)
     lanes = block_lanes(c, LANES, 1.2)
     parts = -(-c // lanes)
-    beside, columns = _columns(groups * n * ow, ow, parts, lanes)
+    columns = _columns(groups * n * ow, parts)
     with torch.cuda.device_of(dy):
         launch(
-            input_gradient_kernel, groups * -(-n * (ow // beside) // columns) * stride * parts,
+            input_gradient_kernel, groups * -(-n * ow // columns) * stride * parts,
             dy, taps, dx, dy if reach is None else reach, dy if active is None else active,
             n, h, w, oh, ow, c, group_step(dy, oh * ow * c), group_step(taps, 1), 0,
-            kernel, stride, dilation, reach is not None, active is not None, beside, columns, lanes, num_warps=4,
+            kernel, stride, dilation, reach is not None, active is not None, columns, lanes, num_warps=4,
         )  # fmt: skip
     return dx
 
@@ -450,7 +435,7 @@ def depthwise_weight_gradient(
     lanes = block_lanes(c, LANES, 1.2)
     parts, warps = -(-c // lanes), 8
     columns = warps * 32 // lanes  # a thread has one channel: it has no registers for the taps of two
-    beside = OF_TAPS[kernel] if ow % OF_TAPS[kernel] == 0 else 1
+    beside = OF_TAPS if ow % OF_TAPS == 0 else 1
     blocks = -(-n * (ow // beside) // columns)
     each = -(-blocks // max(1, PROGRAMS // (groups * parts)))
     chunks = -(-blocks // each)
