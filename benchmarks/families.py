@@ -11,9 +11,11 @@ NAMES = {
     "control": "`fedavg`, one fixed network",
     "control-twice": "`fedavg`, twice the epochs",
     "control-drift": "`scaffold`, one fixed network",
+    "control-frozen": "`scaffold`, its classifier frozen",
     "alone": "`local`, each alone",
     "all": "`perfedsde` without `drift`",
     "drift": "`perfedsde` with `drift`",
+    "frozen": "`perfedsde` with `drift`, its classifier frozen",
     "published": "`perfedsde`, Algorithm 1 as published",
 }
 
@@ -32,7 +34,7 @@ class Family:
 
 
 PLATO, SHARPER, LABEL = "plato 0.3", "plato 0.1", "label 0.3"
-COURSES = {"control": "cifar10-200-control", "control-drift": "cifar10-200-control-drift", "drift": "cifar10-200-drift"}
+COURSES = {arm: f"cifar10-200-{arm}" for arm in ("control", "control-drift", "control-frozen", "drift", "frozen")}
 RATES = {f"`fedavg`, rate {rate}": f"cifar10-control-rate-{rate}" for rate in ("0.1", "0.2")}
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "cifar10": (
@@ -63,5 +65,8 @@ LEFT_OUT = {
     "quickstart*": "the quickstart before the anchor, or what secure sums change",
 }
 SYSTEMS = ("perfedsde", "perfedrlnas", "spider")
-PUBLISHED = {"cifar10": (*SYSTEMS, "fedavg", "fedbabu", "local", "knnper", "perfedavg", "fedmn"), "cifar100": (*SYSTEMS, "fedavg")}
-SEARCHES = ("all", "drift", "published")
+PUBLISHED = {
+    "cifar10": (*SYSTEMS, "fedavg", "fedbabu", "fedrep", "ditto", "local", "knnper", "perfedavg", "fedmn"),
+    "cifar100": (*SYSTEMS, "fedavg"),
+}
+SEARCHES = ("all", "drift", "frozen", "published")
