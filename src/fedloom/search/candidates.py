@@ -54,10 +54,13 @@ def _begin(requests: Sequence[tuple[Pool, torch.device]]) -> list[Pool]:
         with torch.cuda.stream(stream):
             return answers([partial(draw, work) for work, _ in requests])
 
+    def wait_for(number: int) -> Sequence[Architecture]:
+        return drawn.result()[number]
+
     executor = ThreadPoolExecutor(1)
     drawn = executor.submit(copy_context().run, draw_all)
     executor.shutdown(wait=False)
-    return [lambda number=number: drawn.result()[number] for number in range(len(requests))]  # type: ignore[misc]
+    return [partial(wait_for, number) for number in range(len(requests))]
 
 
 @dataclass

@@ -48,7 +48,7 @@ def tap_row(distance, R, D):
 
 
 @triton.constexpr_function
-def tap(down, right, R, D):
+def tap_at(down, right, R, D):
     """Which tap is this far below the kernel's middle and to the right of it; -1 if none is."""
     row, column = tap_row(down, R, D), tap_row(right, R, D)
     return row * (2 * R + 1) + column if row >= 0 and column >= 0 else -1
@@ -130,8 +130,8 @@ def _convolve(
                     value = tl.load(x + (row * w + right) * c + sources, mask=near, other=0.0).to(tl.float32)
                     new = ()
                     for j in tl.static_range((HIGH - LOW + 1) * Q):  # of result row q + LOW + j // Q
-                        if tap(t - (LOW + j // Q) * S, right - j % Q * S, R, D) >= 0:
-                            new = new + (sums[j] + value * weights[tap(t - (LOW + j // Q) * S, right - j % Q * S, R, D)],)
+                        if tap_at(t - (LOW + j // Q) * S, right - j % Q * S, R, D) >= 0:
+                            new = new + (sums[j] + value * weights[tap_at(t - (LOW + j // Q) * S, right - j % Q * S, R, D)],)
                         else:
                             new = new + (sums[j],)
                     sums = new
