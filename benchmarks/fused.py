@@ -156,9 +156,9 @@ def compiled(name: str, constants: dict[str, Any], warps: int, dtype: str) -> di
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from fedloom.supernets.kernels import cells, depthwise, gate, joint, normalisation
+    from fedloom.supernets.kernels import cells, depthwise, depthwise_gradients, gate, joint, normalisation
 
-    kernel = next(vars(file)[name] for file in (depthwise, gate, normalisation, joint, cells) if name in vars(file))
+    kernel = next(vars(file)[name] for file in (depthwise, depthwise_gradients, gate, normalisation, joint, cells) if name in vars(file))
     pointers = {argument: dtype if argument in MAPS else POINTERS.get(argument) for argument in kernel.arg_names}
     kinds = {
         argument: "constexpr" if argument in constants else pointers[argument] or ("fp32" if argument == "eps" else "i32")

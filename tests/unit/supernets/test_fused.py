@@ -187,8 +187,8 @@ def test_depthwise_convolutions_in_half_precision(dtype: torch.dtype) -> None:
 
 @interpreted
 def test_a_weight_gradient_of_several_chunks_is_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module(f"{KERNELS}.depthwise"), "PROGRAMS", 3)
-    x, weight = images(25, 8, 2, 8), random(8, 1, 3, 3, seed=1)  # seven blocks of 32 columns, the last one shorter, in three chunks
+    monkeypatch.setattr(importlib.import_module(f"{KERNELS}.depthwise_gradients"), "PROGRAMS", 3)
+    x, weight = images(25, 8, 2, 8), random(8, 1, 3, 3, seed=1)  # four blocks of 32 pairs of columns, the last one shorter, in two chunks
     compare(fused.depthwise, lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 8), [x, weight])
 
 

@@ -7,7 +7,8 @@ No launch reads anything back, so all of them can be captured in a CUDA graph.
 Sizes are not specialised: one compiled kernel serves all widths and batches of a kernel size, stride and precision.
 """
 
-from fedloom.supernets.kernels.depthwise import depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient
+from fedloom.supernets.kernels.depthwise import depthwise_forward
+from fedloom.supernets.kernels.depthwise_gradients import depthwise_input_gradient, depthwise_weight_gradient
 from fedloom.supernets.kernels.gate import gate_gradient, weighed
 from fedloom.supernets.kernels.normalisation import apply, gradients, moments, pooled
 
