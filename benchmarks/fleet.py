@@ -1,7 +1,8 @@
 """Three tiers of devices: what does each tier get from a search within its budget, and from what the others offer?
 
-perfedsde searches within each client's budget. FedAvg trains one network that the weakest tier can hold. HeteroFL has one network whose
-narrowest width the weakest can hold. Local training has the largest of these networks that a tier can hold, without any federation.
+perfedsde searches within each client's budget. FedAvg and SCAFFOLD train one network that the weakest tier can hold. HeteroFL has one
+network whose narrowest width the weakest can hold. Local training has the largest of these networks that a tier can hold, without any
+federation.
 
 python benchmarks/fleet.py [--seeds 0,1,2,3,4] [--only METHOD]     adds rows to benchmarks/results/fleet.json, or replaces them
 python benchmarks/fleet.py cifar10 --set rounds=100 --only fedavg   the same on CIFAR-10 (use a GPU), in results/fleet-cifar10.json
@@ -43,6 +44,7 @@ TIERS = ("weak", "middle", "strong")
 NAMES = {
     "perfedsde": "`perfedsde`, each within its budget",
     "fedavg": "`fedavg` on what the weakest can hold",
+    "scaffold": "`scaffold` on what the weakest can hold",
     "heterofl": "`heterofl`",
     "local": "`local`, on what each tier can hold",
 }
@@ -158,8 +160,8 @@ def row_of(case: Case, seed: int, method: str) -> Row:
     held = [holds(tier.space, whole.named["medium"]) for tier in fleet.tiers]
     if method == "perfedsde":
         return federated(case, seed, method, case.part)
-    if method == "fedavg":
-        return federated(case, seed, method, f"fedavg.architecture={held[0].id}")
+    if method in ("fedavg", "scaffold"):
+        return federated(case, seed, method, f"{method}.architecture={held[0].id}")
     if method == "heterofl":
         network, share = widest(fleet.tiers[0].space, whole)
         shares = [share] + [next(s for s in (1.0, 0.67, share) if _fits(tier.space, network, s)) for tier in fleet.tiers[1:]]
@@ -182,6 +184,8 @@ def table(record: Mapping[str, Any]) -> str:
     lines = ["| | weak | middle | strong | all |", "|---|---|---|---|---|"]
     for method, name in NAMES.items():
         rows = [row for row in record["rows"] if row["method"] == method]
+        if not rows:
+            continue
         found = [mean(row["accuracy"][tier] for row in rows) for tier in range(len(TIERS))]
         lines.append(f"| {name} | {' | '.join(f'{value:.1%}' for value in [*found, mean(found)])} |")
     return "\n".join(lines)
