@@ -54,11 +54,12 @@ def rows_of(name: str) -> Rows:
     """Of a record of recipe.py, baselines.py or fleet.py; every row knows its commit and record."""
     record = read(name)
     known = {"commit": record["environment"]["commit"], "records": [name]}
-    if "rows" in record:  # a fleet: pairs are seeds, for tiers hold other clients in each
+    if "rows" in record:  # a fleet; the older record has no accuracies of clients, so seeds are its pairs
         rows: Rows = {}
         for one in record["rows"]:
             every = fmean(one["accuracy"])
-            own = {"accuracy": {"all": every}, "statistics": {"mean": every, "std": None}, "tiers": one}
+            own = {"accuracy": one.get("clients") or {"all": every}, "tiers": one}
+            own |= {} if "clients" in one else {"statistics": {"mean": every, "std": None}}
             rows.setdefault(one["method"], {})[one["seed"]] = {**known, "seconds": one.get("seconds"), **own}
         return rows
     arms = record.get("arms") or record["methods"]
@@ -200,7 +201,10 @@ def curves() -> Figure:
     """Accuracy of participants in the runs of 200 rounds."""
     lines = {NAMES[arm].replace("`", ""): smoothed(course(read(name))) for arm, name in COURSES.items()}
     return drawn(
-        "results", lines, "The same clients take part in the same rounds of all runs. The search was stopped in round 166.", bottom=65
+        "results",
+        lines,
+        "The same clients take part in the same rounds of all runs. The searches were stopped in rounds 166 and 127.",
+        bottom=65,
     )
 
 
