@@ -54,7 +54,7 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
         Family(12, LABEL, ("recipe-digits-drift", "recipe-digits-fresh"), arms=("control", "control-drift", "drift")),
     ),
     "fleet": (
-        Family(12, LABEL, ("fleet",), arms=("fedavg", "heterofl", "local", "perfedsde"), tuning="0–2 partly tuning", names=fleet.NAMES),
+        Family(12, LABEL, ("fleet",), arms=("fedavg", "scaffold", "heterofl", "local", "perfedsde"), names=fleet.NAMES),
     ),
 }
 LEFT_OUT = {

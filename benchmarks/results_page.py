@@ -54,13 +54,11 @@ def rows_of(name: str) -> Rows:
     """Of a record of recipe.py, baselines.py or fleet.py; every row knows its commit and record."""
     record = read(name)
     known = {"commit": record["environment"]["commit"], "records": [name]}
-    if "rows" in record:  # a fleet; the older record has no accuracies of clients, so seeds are its pairs
+    if "rows" in record:  # a fleet
         rows: Rows = {}
         for one in record["rows"]:
-            every = fmean(one["accuracy"])
-            own = {"accuracy": one.get("clients") or {"all": every}, "tiers": one}
-            own |= {} if "clients" in one else {"statistics": {"mean": every, "std": None}}
-            rows.setdefault(one["method"], {})[one["seed"]] = {**known, "seconds": one.get("seconds"), **own}
+            own = {"accuracy": one["clients"], "seconds": one.get("seconds"), "tiers": one}
+            rows.setdefault(one["method"], {})[one["seed"]] = {**known, **own}
         return rows
     arms = record.get("arms") or record["methods"]
     return {arm: {int(seed): {**known, **one.get("environment", {}), **one} for seed, one in runs.items()} for arm, runs in arms.items()}

@@ -21,5 +21,5 @@ def test_the_table_is_that_of_the_record() -> None:
     assert record["budget"] == [case.budget, case.part]
     for row in record["rows"]:
         assert all(most <= limit for most, limit in zip(row["most_macs"], LIMITS, strict=True)), row
-        if row["method"] == "perfedsde":  # float32, of 80,000, 140,000 and all 253,298 parameters
-            assert row["bytes_down"][0] <= 4 * 80e3 and row["bytes_down"][1] <= 4 * 140e3 < row["bytes_down"][2]
+        if row["method"] == "perfedsde":  # float32, of 80,000, 140,000 and all 253,298 parameters; drift sends at most as many again
+            assert row["bytes_down"][0] <= 8 * 80e3 and row["bytes_down"][1] <= 8 * 140e3 < row["bytes_down"][2]
