@@ -111,8 +111,20 @@ def write_record(name: str, record: Mapping[str, Any]) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
+def preset_of(source: str) -> dict[str, Any]:
+    """What a preset sets, flat: a record says it, because presets change."""
+    tables = config.read_tables(source, {})
+    flat = {f"{name}.{key}": value for name, table in tables.items() if isinstance(table, dict) for key, value in table.items()}
+    return {name: value for name, value in tables.items() if not isinstance(value, dict)} | flat
+
+
 def joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with arms and seeds of an earlier one, which it replaces where both have them; an arm must have the same settings."""
+    """A record with arms and seeds of an earlier one, which it replaces where both have them; preset and arms must have the same settings."""
+    known, preset = before.get("preset"), now["preset"]
+    if known != preset:
+        other = sorted(name for name in {*known, *preset} if known.get(name) != preset.get(name)) if known else []
+        why = f"another {', '.join(other)}" if other else "no word about its preset"
+        sys.exit(f"the record there has {why}, so its runs cannot stand beside these. Choose another --name")
     differ = [arm for arm, own in now["settings"].items() if before["settings"].get(arm, own) != own]
     if differ:
         sys.exit(f"the record there has other settings for {', '.join(differ)}. Choose another --name")
@@ -178,6 +190,7 @@ def main() -> None:
     environment = next(result["environment"] for by_seed in results.values() for result in by_seed.values())
     record = {
         "command": " ".join(["python", *sys.argv]),
+        "preset": preset_of(arguments.source),
         "settings": {arm: [one for one in changes_of(arm, arguments.source, arguments.set) if not one.startswith(PLACE)] for arm in arms},
         "environment": environment,
         "arms": {arm: {str(run.seed): run_record(run) for run in runs if run.method == arm and run.seed in results[arm]} for arm in arms},

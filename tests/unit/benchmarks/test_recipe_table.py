@@ -51,7 +51,7 @@ def test_the_second_control_trains_twice_as_long() -> None:
 
 def test_a_record_is_made_in_pieces() -> None:
     def piece(command: str, arms: dict[str, Any], **settings: list[str]) -> dict[str, Any]:
-        return {"command": command, "settings": settings, "environment": {}, "arms": arms}
+        return {"command": command, "preset": {"rounds": 7, "training.rate": 0.1}, "settings": settings, "environment": {}, "arms": arms}
 
     before = piece("first", {"control": {"10": one(0.5), "2": one(0.4)}}, control=["method=fedavg"])
     now = piece("second", {"control": {"3": one(0.7), "2": one(0.6)}, "all": {"3": one(0.9)}}, control=["method=fedavg"], all=[])
@@ -61,3 +61,13 @@ def test_a_record_is_made_in_pieces() -> None:
     assert both["arms"]["all"] == {"3": one(0.9)} and recipe.joined(both, now)["command"] == "first; second"
     with pytest.raises(SystemExit, match="other settings for control"):
         recipe.joined(before, piece("third", {}, control=["method=fedavg", "rounds=5"]))
+    with pytest.raises(SystemExit, match=r"another training\.rate, so"):
+        recipe.joined(before, {**now, "preset": {"rounds": 7, "training.rate": 0.2}})
+    with pytest.raises(SystemExit, match="no word about its preset"):
+        recipe.joined({name: value for name, value in before.items() if name != "preset"}, now)
+
+
+def test_a_record_says_what_its_preset_sets() -> None:
+    preset = recipe.preset_of("cifar100")
+    assert preset["data.name"] == "cifar100" and preset["split.alpha"] == 0.1 and preset["rounds"] == 200  # own, and of its base
+    assert tuple(preset["training.finetune_rates"]) == config.load("cifar100", []).training.finetune_rates
