@@ -119,7 +119,7 @@ def preset_of(source: str) -> dict[str, Any]:
 
 
 def joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with arms and seeds of an earlier one, which it replaces where both have them; preset and arms must have the same settings."""
+    """A record with arms and seeds of an earlier one, which it replaces where both have them; preset and arms must be the same."""
     known, preset = before.get("preset"), now["preset"]
     if known != preset:
         other = sorted(name for name in {*known, *preset} if known.get(name) != preset.get(name)) if known else []
