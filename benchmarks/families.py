@@ -53,7 +53,16 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
         Family(12, LABEL, ("recipe-digits",)),
         Family(12, LABEL, ("recipe-digits-drift", "recipe-digits-fresh"), arms=("control", "control-drift", "drift")),
     ),
-    "fleet": (Family(12, LABEL, ("fleet",), arms=("fedavg", "scaffold", "heterofl", "local", "perfedsde"), names=fleet.NAMES),),
+    "fleet": (
+        Family(
+            12,
+            LABEL,
+            ("fleet",),
+            arms=("fedavg", "scaffold", "heterofl", "local", "perfedsde"),
+            tuning="3 partly tuning",
+            names=fleet.NAMES,
+        ),
+    ),
 }
 LEFT_OUT = {
     "cifar10-control": "50 rounds of `fedavg`, superseded by 100 and 200",
