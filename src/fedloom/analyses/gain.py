@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.analyses.resumed import is_share, known_of
 from fedloom.assemble import Reopened
 from fedloom.core.architecture import Architecture
-from fedloom.core.errors import DamagedRun, InvalidConfig
-from fedloom.core.reading import parse_json
+from fedloom.core.errors import InvalidConfig
 from fedloom.core.seeds import rng
-from fedloom.files import read_arrays, read_plain, write_file
+from fedloom.files import read_arrays, write_file
 from fedloom.maths.gain import personal_gains
 from fedloom.models.personal import load_model
 from fedloom.supernets.base import Weights
@@ -96,7 +96,7 @@ class Gain:
 
     def measure(self, file: Path, progress: Progress) -> dict[str, Any]:
         """The whole table; every accuracy is written to the file as soon as it is known, and one that is there is not measured again."""
-        known = self._known(file)
+        known = known_of(file, self.facts, self._cells)
         pairs = [(i, j) for i in self.clients for j in self.clients]
         for i, j in pairs:
             if (i, j) not in known:
@@ -105,26 +105,12 @@ class Gain:
                 progress(len(known), len(pairs), i, j, known[i, j])
         return self.to_table(known)
 
-    def _known(self, file: Path) -> dict[tuple[str, str], float]:
-        if not file.exists():
-            return {}
-        try:
-            table = parse_json(read_plain(file))
-            self._compare(file, {key: table[key] for key in self.facts})
-            rows = dict(zip(self.clients, table["accuracies"], strict=True))
-            cells = {(i, j): value for i, row in rows.items() for j, value in zip(self.clients, row, strict=True) if value is not None}
-            if not all(type(value) in (int, float) and 0 <= value <= 1 for value in cells.values()):
-                raise ValueError("an accuracy is no share")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedRun(f"{file} is damaged ({error}). Remove it, or choose another --out", path=str(file)) from error
+    def _cells(self, table: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+        rows = dict(zip(self.clients, table["accuracies"], strict=True))
+        cells = {(i, j): value for i, row in rows.items() for j, value in zip(self.clients, row, strict=True) if value is not None}
+        if not all(map(is_share, cells.values())):
+            raise ValueError("an accuracy is no share")
         return cells
-
-    def _compare(self, file: Path, found: Mapping[str, Any]) -> None:
-        """Refuse a matrix that was made with something else."""
-        for key, value in self.facts.items():
-            if found[key] != value:
-                there = "differ" if isinstance(value, list) else f"is {found[key]} there and {value} here"
-                raise InvalidConfig(f"{file} was measured otherwise: {key} {there}. Choose another --out, or remove it", path=str(file))
 
     def _tuned(self, client: str, network: Network) -> float:
         """p_ij: the best epoch's accuracy. The order of images is the client's, the same for all architectures."""

@@ -15,6 +15,7 @@ from fedloom.analyses.costs import MEASURING, SMALL, Costs, Spread, costs
 from fedloom.analyses.figure3 import CANDIDATES, DATA, DIFFUSION, EVOLUTION, EVOLUTION_RBF, Comparison, check_run, compare
 from fedloom.assemble import Reopened, reopen_run
 from fedloom.commands import analyse_rounds
+from fedloom.commands.choice import choice
 from fedloom.commands.terminal import PrintJson, RunFolder, TrustPlugins, console, say, write_analysis
 from fedloom.generator.files import load_generator
 from fedloom.generator.generator import AnyGenerator
@@ -58,7 +59,7 @@ def costs_(folder: RunFolder, as_json: PrintJson = False, trust_plugins: TrustPl
     console.print(_relative_table(found))
 
 
-for command in (analyse_rounds.pace, analyse_rounds.phases, analyse_rounds.memory, analyse_rounds.policies):
+for command in (choice, analyse_rounds.pace, analyse_rounds.phases, analyse_rounds.memory, analyse_rounds.policies):
     app.command()(command)
 
 
