@@ -72,6 +72,17 @@ def _show(table: dict[str, Any]) -> None:
     among, own, error = (table["deviations"][name] for name in ("architectures", "own", "error"))
     said = f"{among:.2f} points between architectures, {own:.2f} more in what suits a client, {error:.2f} from one measurement to the next"
     say(f"Standard deviations of accuracy: {said}")
+    say(verdict(table))
+
+
+def verdict(table: dict[str, Any]) -> str:
+    """The answer in a sentence."""
+    low, high = table["ceiling"]["interval"]
+    if low > 0:
+        return f"Architectures suit clients differently. Over the best one for all, {low:.2f} to {high:.2f} points could be gained at most"
+    return (
+        f"It is not shown that architectures suit clients differently. Over the best one for all, at most {high:.2f} points could be gained"
+    )
 
 
 def _picture(table: dict[str, Any]) -> dict[str, bytes]:

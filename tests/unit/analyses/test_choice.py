@@ -16,6 +16,7 @@ import torch
 from fedloom.analyses import choice as choice_module
 from fedloom.analyses.choice import Choice, choice_of, findings, halves
 from fedloom.assemble import new_run, reopen_run
+from fedloom.commands.choice import verdict
 from fedloom.config import Settings
 from fedloom.core.architecture import Architecture
 from fedloom.core.errors import DamagedRun, Interrupted, InvalidArchitecture, InvalidConfig
@@ -147,10 +148,18 @@ def test_the_command(searched: Path, fedloom_: Fedloom, tmp_path: Path) -> None:
     for name in ("another", "best_for_all", "best_for_each", "by_validation_loss", "ceiling"):
         low, high = table[name]["interval"]
         assert f"{table[name]['points']:+.2f}" in outcome.out and low <= high
+    assert verdict(table) in outcome.out
     text = " ".join(ElementTree.parse(tmp_path / "there" / "choice.svg").getroot().itertext())
     assert "both agree" in text and "another training, the other half" in text
     again = fedloom_("analyse", "choice", searched, *options, "--json")
     assert again.code == 0 and json.loads(again.out) == table
+
+
+def test_the_answer_in_a_sentence() -> None:
+    """Shown only where the whole interval is above zero."""
+    shown, open_ = (verdict({"ceiling": {"interval": [low, 2.0]}}) for low in (0.5, 0.0))
+    assert shown.startswith("Architectures suit clients differently") and "0.50 to 2.00 points" in shown
+    assert open_.startswith("It is not shown") and "at most 2.00 points" in open_
 
 
 def test_stopping_it_says_how_to_go_on(searched: Path, fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch) -> None:
