@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,12 +225,23 @@ def folder_pool(
 
 def read_digits(place: Path, image_size: int) -> Dataset:
     """1,797 handwritten digits that come with scikit-learn; the same third of every class is the test pool."""
-    from sklearn.datasets import load_digits  # slow to import, needed here only
+    pixels, labels = np.split(digits_file(), [-1], axis=1)
+    images = np.rint(pixels.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)  # values 0..16, (n, 1, 8, 8)
+    train, test = set_aside(Pool(images, labels[:, 0].astype(np.int64)), 1 / 3, "digits")
+    return Dataset("digits", tuple("0123456789"), train, test, (0.3053,), (0.3760,))
+
+
+@cache
+def digits_file() -> npt.NDArray[np.float64]:
+    """(1797, 65) pixels of each image, then its label. The file is read without scikit-learn, which takes a second to import."""
+    spec = find_spec("sklearn")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (place := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file():
+            return np.loadtxt(place, delimiter=",")
+    from sklearn.datasets import load_digits  # a release that keeps the file elsewhere
 
     data = load_digits()
-    images = np.rint(data.images[:, None] * (255 / 16)).astype(np.uint8)  # values 0..16, (n, 1, 8, 8)
-    train, test = set_aside(Pool(images, data.target.astype(np.int64)), 1 / 3, "digits")
-    return Dataset("digits", tuple("0123456789"), train, test, (0.3053,), (0.3760,))
+    return np.column_stack([data.data, data.target])
 
 
 def joined(pools: Sequence[Pool]) -> Pool:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, softmax
-from scipy.stats import rankdata
 
 from fedloom.core.judgement import Judgement
 
@@ -51,6 +48,8 @@ def _shares(some: Integers, of: Integers) -> Numbers:
 
 def auroc(scores: Numbers, positive: npt.NDArray[np.bool_]) -> float | None:
     """Chance that an image of the positive class has the higher score, ties counted half (Mann and Whitney); nothing without both kinds."""
+    from scipy.stats import rankdata  # slow to import, needed here only
+
     hits, misses = int(positive.sum()), int((~positive).sum())
     if not (hits and misses):
         return None
@@ -59,6 +58,9 @@ def auroc(scores: Numbers, positive: npt.NDArray[np.bool_]) -> float | None:
 
 def fit_temperature(logits: Numbers, labels: Integers) -> float:
     """The one that makes the labels most likely, between bounds; 1 where there are too few images. logits: (images, classes)."""
+    from scipy.optimize import minimize_scalar  # slow to import, needed here only
+    from scipy.special import log_softmax  # as above
+
     if len(labels) < LEAST:
         return 1.0
     rows = np.arange(len(labels))
@@ -93,19 +95,27 @@ def rejection_threshold(probabilities: Numbers, labels: Integers) -> float:
     return float(np.quantile(probabilities.max(1)[right], 1 - KEPT, method="lower")) if right.any() else 0.0
 
 
+def _softmax(logits: Numbers) -> Numbers:
+    """(images, classes): over the classes."""
+    from scipy.special import softmax  # slow to import, needed here only
+
+    shares: Numbers = softmax(logits, axis=1)
+    return shares
+
+
 # -- all of it -----------------------------------------------------------------------------
 def calibrated(logits: Numbers, labels: Integers) -> tuple[float, float]:
     """Temperature and threshold, from validation data; 1 and 0, which change nothing, where a network's logits are not numbers."""
     if not np.isfinite(logits).all():
         return 1.0, 0.0
     temperature = fit_temperature(logits, labels)
-    return temperature, rejection_threshold(softmax(logits / temperature, axis=1), labels)
+    return temperature, rejection_threshold(_softmax(logits / temperature), labels)
 
 
 def judge(logits: Numbers, labels: Integers, noise: Numbers, temperature: float, threshold: float) -> Judgement:
     """Of test images, and of images of noise, both (images, classes)."""
     classes, said = logits.shape[1], logits.argmax(1)
-    plain, tempered, in_noise = (softmax(part, axis=1) for part in (logits, logits / temperature, noise / temperature))
+    plain, tempered, in_noise = (_softmax(part) for part in (logits, logits / temperature, noise / temperature))
     confusion = confusion_matrix(labels, said, classes)
     sure = tempered.max(1) >= threshold
     bins = reliability(tempered, labels)

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg.lapack import dgesv
-from scipy.spatial.distance import cdist
 
 from fedloom.search.base import SURROGATES, Numbers, Surrogate
 
@@ -44,6 +42,8 @@ class RadialBasis:
 
     @classmethod
     def through(cls, points: Numbers, values: Numbers, columns: npt.NDArray[np.intp], cubic: bool) -> RadialBasis:
+        from scipy.linalg.lapack import dgesv  # slow to import, needed here only
+
         points = points[:, columns]
         rows, tail = len(points), len(columns) + 1 if cubic else 1
         system, scores = np.zeros((rows + tail, rows + tail)), np.zeros((rows + tail, 1))
@@ -63,6 +63,8 @@ class RadialBasis:
 
 def _basis(places: Numbers, points: Numbers, cubic: bool) -> Numbers:
     """(places, points + tail): what each coefficient counts at each place. The tail sees points between -1 and 1."""
+    from scipy.spatial.distance import cdist  # slow to import, needed here only
+
     distances = cdist(places, points)
     if not cubic:
         return np.column_stack([-distances, np.ones(len(places))])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from fedloom.core.errors import InvalidConfig, InvalidData
 from fedloom.data import readers
@@ -326,6 +327,14 @@ def test_digits() -> None:
     assert data.train.images.min() == 0 and data.train.images.max() == 255
     scaled = np.concatenate([data.train.images, data.test.images]) / 255
     assert (scaled.mean(), scaled.std()) == pytest.approx((data.mean[0], data.std[0]), abs=1e-3)
+
+
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, found = load_digits(), readers.digits_file()
+    assert np.array_equal(found, np.column_stack([data.data, data.target]))
+    monkeypatch.setattr(readers, "find_spec", lambda name: None)
+    elsewhere = readers.digits_file.__wrapped__()
+    assert elsewhere.dtype == found.dtype and np.array_equal(elsewhere, found)
 
 
 @pytest.mark.parametrize("name", [name for name in readers.DATASETS if name != "digits"])
