@@ -8,6 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported; proces
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
 
 from fedloom import config, testing
@@ -26,6 +28,7 @@ from support.checks import Fedloom, Outcome
 
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
+typer.main.get_command = cache(typer.main.get_command)  # in a process of its own a command is made once; here, at every call
 NEEDS = {  # a machine with the core packages and pytest collects the rest, such as the tests that need a GPU
     "flwr": (
         "federation",

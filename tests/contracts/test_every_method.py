@@ -84,7 +84,7 @@ class TestEveryMethod(WholeMethodContract):
     def test_a_server_with_momentum_ends_with_the_mean_of_its_last_weights(self, played: FirstRound, tmp_path: Path) -> None:
         if not played.instructions:
             return  # it has no rounds
-        three = ("rounds=3", "hapfnas.supernet_share=0.3")  # hapfnas averages subnets in the last two
+        three = ("rounds=3", "participants=2", "hapfnas.supernet_share=0.3")  # hapfnas averages subnets in the last two
         usual, pushed, both = (Played(played.load(*three, *more)) for more in ((), (MOMENTUM,), (MOMENTUM, LAST)))
         for _ in range(2):
             both.round()

@@ -38,6 +38,7 @@ WALKS: dict[str, tuple[float, float, list[int]]] = {  # bytes held, bytes of a c
     "node after node": (8e9, 1, [ROWS + IMAGES]),
     "images in parts": (8e9, 4e9, [ROWS + 7, 7, 4]),
 }
+TwoClients = list[tuple[dict[int, dict[str, Tensor]], dict[Network, Tensor]]]  # weights of each client, logits of each network alone
 needs_chain = pytest.mark.usefixtures("has_chain")
 needs_groups = pytest.mark.usefixtures("has_groups")
 
@@ -58,6 +59,11 @@ def prefixes_of(supernet: Supernet[Any], architectures: list[Architecture]) -> C
     """How many nodes there are with each piece."""
     chains = [supernet.pieces(architecture) for architecture in architectures]
     return Counter(prefix[-1] for prefix in {chain[: end + 1] for chain in chains for end in range(len(chain))})
+
+
+def seen_by_two(supernet: Supernet[Any]) -> dict[int, Tensor]:
+    """Images of each client."""
+    return {client: images_of(supernet, ROWS + IMAGES, seed=client) for client in (0, 5)}
 
 
 @torch.no_grad()
@@ -110,6 +116,21 @@ class PrefixContract(Given):
     def has_groups(self, supernet: Supernet[Any]) -> None:
         if not supernet.in_groups:
             pytest.skip("networks of this supernet run one by one; groups are optional")
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def two_clients(supernet: Supernet[Any]) -> TwoClients:
+        """With weights of their own, and with the same; made once."""
+        ours, theirs, images = weights_of(supernet), weights_of(supernet, seed=1), seen_by_two(supernet)
+        mixed = populations(supernet.space)["mixed"]
+        architectures: dict[Network, Architecture] = {}
+        for client, own in ((0, mixed), (5, mixed[3:9])):
+            architectures.update(zip(networks_of(supernet, own, client), own, strict=True))
+        made: TwoClients = []
+        for weights in ({0: ours, 5: theirs}, {0: ours, 5: ours}):
+            logits = {one: alone(supernet, weights[one.client], own, images[one.client])[ROWS:] for one, own in architectures.items()}
+            made.append((weights, logits))
+        return made
 
     @torch.no_grad()
     def test_one_piece_after_another_is_the_network(self, supernet: Supernet[Any]) -> None:
@@ -230,6 +251,7 @@ class PrefixContract(Given):
         call: float,
         split: list[int],
         few: int | None,
+        two_clients: TwoClients,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Of two clients with weights of their own, and of two that share them."""
@@ -241,20 +263,14 @@ class PrefixContract(Given):
                 pytest.skip("vmap gives it its groups")
             monkeypatch.setattr(prefixes, "WITHOUT_KERNELS", True)
             monkeypatch.setattr(prefixes, "FEW", few)
-        ours, theirs = weights_of(supernet), weights_of(supernet, seed=1)
-        architectures = populations(supernet.space)["mixed"]
-        networks = [*networks_of(supernet, architectures), *networks_of(supernet, architectures[3:9], client=5)]
-        images = {client: images_of(supernet, ROWS + IMAGES, seed=client) for client in (0, 5)}
-        for weights in ({0: ours, 5: theirs}, {0: ours, 5: ours}):
-            parts = {client: images[client].split(split) for client in images}
+        for weights, expected in two_clients:
+            parts = {client: images.split(split) for client, images in seen_by_two(supernet).items()}
             found: dict[Network, Tensor] = {}
-            for some, logits in groups(supernet, weights, parts, ROWS).run(networks):
+            for some, logits in groups(supernet, weights, parts, ROWS).run([*expected]):
                 found.update(zip(some, logits, strict=True))
-            assert set(found) == set(networks)
-            for network in networks:
-                architecture = (architectures if network.client == 0 else architectures[3:9])[network.place]
-                expected = alone(supernet, weights[network.client], architecture, images[network.client])[ROWS:]
-                assert float((found[network] - expected).abs().max()) <= LOGITS * float(expected.abs().max())
+            assert set(found) == set(expected)
+            for network, logits in expected.items():
+                assert float((found[network] - logits).abs().max()) <= LOGITS * float(logits.abs().max())
 
     @needs_groups
     def test_scores_in_groups(self, supernet: Supernet[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,14 +51,13 @@ def each(values: Sequence[Any], ids: Any = None) -> Any:
 
 
 def supernets(cases: Sequence[Any]) -> Any:
-    """The fixture of these contracts; a case is an Instance."""
+    """The fixture of these contracts; a case is an Instance. Its tests share one supernet, as the clients of a run do."""
 
-    @pytest.fixture(params=cases)
-    def supernet(self: Any, request: pytest.FixtureRequest) -> Supernet[Any]:
+    def supernet(request: pytest.FixtureRequest) -> Supernet[Any]:
         made: Supernet[Any] = request.param.make()
         return made
 
-    return supernet
+    return pytest.fixture(scope="class", params=cases)(staticmethod(supernet))
 
 
 needs_masks = pytest.mark.usefixtures("has_masks")

@@ -170,6 +170,7 @@ class SupernetContract(Given):
     def test_a_parameter_that_nobody_uses_is_named_and_not_waited_for(
         self, supernet: Supernet[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.delitem(supernet.__dict__, "elastic_axes", raising=False)
         monkeypatch.setitem(supernet.__dict__, "shapes", {"everybody's": (2,), "nobody's": (2,)})
         monkeypatch.setattr(supernet, "regions", lambda architecture: {"everybody's": (slice(1),)})
         monkeypatch.setattr(supernet.space, "sample", lambda draw: None)

@@ -46,23 +46,27 @@ def run_of(played: FirstRound, folder: Path, *changes: str) -> dict[str, Any]:
 class TogetherContract:
     """Needs a fixture ``played``, such as that of a MethodContract."""
 
-    def test_clients_served_together_leave_the_same_run(self, played: FirstRound, tmp_path: Path) -> None:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def alone(played: FirstRound, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+        """A run in which clients answer one by one; made once."""
+        return run_of(played, tmp_path_factory.mktemp("made once") / "alone", "inline.together=1")
+
+    def test_clients_served_together_leave_the_same_run(self, played: FirstRound, alone: dict[str, Any], tmp_path: Path) -> None:
         """Ledger, state, memories and models, bit for bit, and every time."""
-        alone = run_of(played, tmp_path / "alone", "inline.together=1")
         for name in ("together", "again"):
             both = run_of(played, tmp_path / name, "inline.together=3")
             assert sorted(both) == sorted(alone)
             for file, said in alone.items():
                 assert both[file] == said, file
 
-    def test_reference_mode_leaves_the_same_run(self, played: FirstRound, tmp_path: Path) -> None:
-        plain, reference = (run_of(played, tmp_path / str(mode), f"inline.reference={mode}") for mode in ("false", "true"))
-        assert reference == plain
+    def test_reference_mode_leaves_the_same_run(self, played: FirstRound, alone: dict[str, Any], tmp_path: Path) -> None:
+        assert run_of(played, tmp_path / "reference", "inline.reference=true") == alone
 
     def test_clients_in_one_stack_report_what_they_report_alone(self, played: FirstRound) -> None:
         if not masks(played.tools.supernet):
             pytest.skip("the supernet has no masked execution, which is optional")
-        stacking = Played(played.load("training.execution=masked"))
+        stacking = Played(played.load("training.execution=masked", "clients=3", "participants=2"))
         plan, method = stacking.federation.names, stacking.method
         state = stacking.state
         instructions = [method.farewell(state, client) for client in plan] if method.finished(state) else method.plan(state, plan)
