@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import shutil
@@ -10,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,61 +19,18 @@ import pytest
 from fedloom import files
 from fedloom.assemble import new_run, resume_run
 from fedloom.config import Settings
-from fedloom.core.client_site import ClientSite
-from fedloom.core.messages import Instruction
-from fedloom.core.method import Answer
 from fedloom.engine.run import Watcher
 from fedloom.files import read_arrays
 from fedloom.methods.base import METHODS
 from fedloom.training.drift import CONTROL, remembered
-from support.kills import disk
+from support.kills import Known, Participation, disk, listening
 from support.perfedsde import ANCHORED
 
 Content = Callable[[Path], dict[str, Any]]
-Participation = tuple[str, int, str]  # client, round, action
 
 
 class Crash(BaseException):
     """No part of the package expects it."""
-
-
-Known = dict[str, tuple[Answer, dict[str, float], int]]  # with seconds by stage, and what scoring took
-
-
-def everything_known(instruction: Instruction, site: ClientSite) -> str:
-    """Digest of all that an answer may depend on, but for the client's data, which no test here changes."""
-    digest = hashlib.blake2b()
-    for place in (instruction, site.memory):
-        digest.update(repr([vars(place)[name] for name in sorted(vars(place)) if name != "arrays"]).encode())
-        groups: Any = instruction.arrays if place is instruction else {"": site.memory.arrays}
-        for group, arrays in sorted(groups.items()):
-            # in their order, which sums may depend on; a memory comes from a file, where they have none
-            for name, array in arrays.items() if place is instruction else sorted(arrays.items()):
-                digest.update(f"{group}/{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()
-
-
-@contextmanager
-def listening(method: str, known: Known | None = None) -> Iterator[list[Participation]]:
-    """All participations that really happen. With ``known``, none is computed twice: that answers are pure is a contract of its own."""
-    heard: list[Participation] = []
-    kind: Any = METHODS[method].make
-    answer = kind.answer
-
-    def listen(self: Any, instruction: Instruction, site: ClientSite) -> Answer:
-        heard.append((instruction.client, instruction.round, instruction.action))
-        if known is None:
-            return answer(self, instruction, site)
-        question = everything_known(instruction, site)
-        if question not in known:
-            known[question] = answer(self, instruction, site), site.clock.seconds, site.work.scored_macs
-        before, seconds, site.work.scored_macs = known[question]
-        site.clock.seconds.update(seconds)
-        return before
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "answer", listen)
-        yield heard
 
 
 @dataclass(frozen=True)
@@ -251,7 +206,7 @@ def test_stopped_again_and_again(
     while True:
         attempts += 1
         try:
-            with disk(folder, allow(2 * attempts)):
+            with disk(folder, allow(2 * attempts)), listening(run.settings.method, run.known):
                 go_on(folder, run.settings, nobody)
             break
         except Crash:

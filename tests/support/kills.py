@@ -8,6 +8,7 @@ a kill at this moment would leave) or raises.
 from __future__ import annotations
 
 import builtins
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,54 @@ from typing import IO, Any
 import pytest
 
 from fedloom import files
+from fedloom.core.client_site import ClientSite
+from fedloom.core.messages import Instruction
+from fedloom.core.method import Answer
+from fedloom.methods.base import METHODS
 from fedloom.testing.folders import content
 
-__all__ = ["content", "disk"]
+__all__ = ["Known", "Participation", "content", "disk", "listening"]
+
+Participation = tuple[str, int, str]  # client, round, action
+Known = dict[str, tuple[Answer, dict[str, float], int]]  # with seconds by stage, and what scoring took
+
+
+def everything_known(instruction: Instruction, site: ClientSite) -> str:
+    """Digest of all that an answer may depend on, but for the settings of the run."""
+    digest = hashlib.blake2b()
+    for part in (site.data.train, site.data.validation, site.data.test):
+        digest.update(part.images.numpy().tobytes() + part.labels.numpy().tobytes())
+    for place in (instruction, site.memory):
+        digest.update(repr([vars(place)[name] for name in sorted(vars(place)) if name != "arrays"]).encode())
+        groups: Any = instruction.arrays if place is instruction else {"": site.memory.arrays}
+        for group, arrays in sorted(groups.items()):
+            # in their order, which sums may depend on; a memory comes from a file, where they have none
+            for name, array in arrays.items() if place is instruction else sorted(arrays.items()):
+                digest.update(f"{group}/{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def listening(method: str, known: Known | None = None) -> Iterator[list[Participation]]:
+    """All participations that really happen. With ``known``, none is computed twice: that answers are pure is a contract of its own."""
+    heard: list[Participation] = []
+    kind: Any = METHODS[method].make
+    answer = kind.answer
+
+    def listen(self: Any, instruction: Instruction, site: ClientSite) -> Answer:
+        heard.append((instruction.client, instruction.round, instruction.action))
+        if known is None:
+            return answer(self, instruction, site)
+        question = everything_known(instruction, site)
+        if question not in known:
+            known[question] = answer(self, instruction, site), site.clock.seconds, site.work.scored_macs
+        before, seconds, site.work.scored_macs = known[question]
+        site.clock.seconds.update(seconds)
+        return before
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "answer", listen)
+        yield heard
 
 
 class HalfWay:

@@ -24,6 +24,7 @@ from fedloom.methods.perfedrlnas import PerFedRLNAS
 from support.checks import Fedloom, check_refused, everything
 
 Tiny = Callable[..., Settings]
+LABEL = ("split.rule=label", "split.alpha=10", "split.minimum=20", "rounds=1", "training.batch=128")  # all digits, in few steps
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_the_command(folder: Path, fedloom_: Fedloom) -> None:
     assert written == {**written, **json.loads(json.dumps(asdict(joined(folder, 3, 2))))}
 
 
-@pytest.mark.parametrize("changes", [("split.rule=label", "split.alpha=10", "split.minimum=20", "split.test=0.2"), ("split.rule=plato",)])
+@pytest.mark.parametrize("changes", [(*LABEL, "split.test=0.2"), ("split.rule=plato",)])
 def test_no_client_trained_on_what_rewards_and_tests_newcomers(
     tiny: Tiny, nobody: Watcher, tmp_path: Path, changes: tuple[str, ...]
 ) -> None:
@@ -122,7 +123,7 @@ def test_what_cannot_be_joined_is_refused(folder: Path, tiny: Tiny, nobody: Watc
         path.write_bytes(content)
     (stopped / "result.json").unlink()
     check_refused(fedloom_("join", stopped), InvalidConfig, "is not finished. Finish it with `fedloom resume")
-    new_run(tiny("method=perfedrlnas", "split.rule=label", "split.alpha=10", "split.minimum=20"), tmp_path / "few", nobody)
+    new_run(tiny("method=perfedrlnas", *LABEL), tmp_path / "few", nobody)
     check_refused(fedloom_("join", tmp_path / "few", "--clients", 5000), InvalidData, "Use fewer clients or more data")
 
 
