@@ -68,7 +68,7 @@ class NASViTSettings:
     @classmethod
     def tiny(cls) -> NASViTSettings:
         """The smallest useful instance: every kind of gene has its effect, on images of about 8 pixels."""
-        return cls(width=0.25, strides=(1, 1, 1, 2, 1, 1, 2), resolutions=(5, 6, 9, 10))
+        return cls(width=0.25, depth=0.5, strides=(1, 1, 1, 2, 1, 1, 2), resolutions=(5, 6, 9, 10))
 
 
 @dataclass(frozen=True)
