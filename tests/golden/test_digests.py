@@ -25,7 +25,7 @@ from support.perfedsde import PUBLISHED
 HERE = Path(__file__).parent
 OVERRIDES = (
     *("clients=4", "participants=2", "rounds=3", "fedavg.architecture=medium", "local.architecture=random"),
-    *("mobilenetv3.width=0.05", "mobilenetv3.strides=[2, 2, 1, 1, 1]", "darts.channels=2", "darts.input_size=0"),
+    *("mobilenetv3.width=0.05", "mobilenetv3.strides=[2, 2, 1, 1, 1]", "darts.channels=2", "darts.input_size=0", "nasvit.depth=1"),
 )
 COLUMNS = ("client", "round", "final", "bytes_down", "bytes_up", "uploads", "evaluated_architectures", "trained_macs", "architecture")
 FACTS = ("schema", "method", "space", "dataset", "protocol", "seed", "rounds", "finished", "uploads")
