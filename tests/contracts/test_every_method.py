@@ -24,7 +24,11 @@ from support.untrained import fake_generator
 
 FIXED = ("fedavg", "fedrep", "ditto", "scaffold", "fedmn")  # methods on one fixed network that differ most
 WITH_ATTENTION = {("fedtp", "networks"): ("fedtp.architecture=vit",)}  # which one of the named networks has
-LARGER = {"perfedsde": ("perfedsde.iterations=2", "perfedsde.population=5")}  # the second iteration searches on what the first found
+CHANGES = {
+    "perfedsde": ("perfedsde.iterations=2", "perfedsde.population=5"),  # the second iteration searches on what the first found
+    "spider": ("clients=3", "participants=2"),  # these two take longest
+    "hapfnas": ("clients=3", "participants=2"),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +45,7 @@ def cases() -> Iterator[Any]:
         for number, space in enumerate(own):
             late = number or (issubclass(method.make, FixedNetwork) and method.name not in FIXED)
             marks = [pytest.mark.slow] if late else []
-            more = (*LARGER.get(method.name, ()), *WITH_ATTENTION.get((method.name, space), ()))
+            more = (*CHANGES.get(method.name, ()), *WITH_ATTENTION.get((method.name, space), ()))
             changes = (f"method={method.name}", f"space={space}", *more)
             yield pytest.param(("", *changes), marks=marks, id=f"{method.name} on {space}")
 
@@ -57,6 +61,10 @@ def shared(state: Any) -> Arrays:
 
 class TestEveryMethod(WholeMethodContract):
     played = played(list(cases()))
+
+    @pytest.fixture(params=["once", pytest.param("again", marks=pytest.mark.slow)])
+    def attempt(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
 
     def test_who_shares_a_supernet(self, played: FirstRound) -> None:
         shared = played.method.supernet_of(played.state)

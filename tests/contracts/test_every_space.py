@@ -47,6 +47,10 @@ class TestEverySpace(WholeSpaceContract):
     def precision(self, request: pytest.FixtureRequest) -> Any:
         return request.param
 
+    @pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.slow)])
+    def seed(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
+
     @pytest.fixture(params=[12, pytest.param(1000, marks=pytest.mark.slow)])
     def count(self, request: pytest.FixtureRequest) -> Any:
         return request.param

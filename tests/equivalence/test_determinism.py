@@ -25,7 +25,7 @@ from fedloom.engine.visit import ClientRecords
 from fedloom.methods.base import METHODS
 
 Content = Callable[[Path], dict[str, Any]]
-QUICK = ("perfedsde", "fedavg", "ditto", "scaffold", "fedrlnas", "local")  # one of each kind; `make slow` has the others
+QUICK = ("perfedsde", "ditto", "local")  # a search, clients with memories, no rounds; `make slow` has the others
 
 
 def methods(*, but: str = "") -> list[Any]:

@@ -19,10 +19,9 @@ from fedloom.core.seeds import rng
 from fedloom.supernets.base import Supernet
 from fedloom.supernets.normalisation import Statistics
 from fedloom.testing.nets import images_of, mask, weights_of
-from fedloom.testing.spaces import Given, needs_masks
+from fedloom.testing.spaces import Given, each, needs_masks
 
 LOGITS, MOMENTS = 1e-4, 1e-4
-seeds = pytest.mark.parametrize("seed", [0, 1])
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -61,8 +60,9 @@ def check_gradients(masked: tuple[Tensor, ...], sliced: tuple[Tensor, ...]) -> N
 class MaskedContract(Given):
     """For supernets that have ``masked``."""
 
+    seed = each([0, 1])
+
     @needs_masks
-    @seeds
     @torch.no_grad()
     def test_outputs_and_statistics(self, supernet: Supernet[Any], seed: int) -> None:
         weights, images, rows = weights_of(supernet, seed), images_of(supernet, 9, seed), 6
@@ -86,7 +86,6 @@ class MaskedContract(Given):
                     check_close(one, other, MOMENTS, scale=1.0)
 
     @needs_masks
-    @seeds
     def test_gradients(self, supernet: Supernet[Any], seed: int) -> None:
         check_gradients(*gradients(supernet, seed, torch.float64))
 
@@ -96,7 +95,6 @@ class MaskedContract(Given):
         check_gradients(*gradients(supernet, 0, torch.float64, "cuda"))
 
     @needs_masks
-    @seeds
     def test_gradients_in_single_precision(self, supernet: Supernet[Any], seed: int) -> None:
         """Nearly: where a rectifier or a maximum sits within rounding of its switch, a gradient jumps (3 % of all with two operations)."""
         one, other = (torch.cat([gradient.flatten() for gradient in side]) for side in gradients(supernet, seed, torch.float32))

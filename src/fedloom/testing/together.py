@@ -22,6 +22,7 @@ from fedloom.testing.folders import content
 from fedloom.testing.methods import FirstRound
 from fedloom.testing.nets import masks
 from fedloom.testing.played import Played
+from fedloom.testing.spaces import each
 from fedloom.training.together import answers
 
 SMALLER = ("clients=3", "participants=2", "split.size=20", "split.test_size=8")  # rounds of two, then three at once
@@ -46,19 +47,22 @@ def run_of(played: FirstRound, folder: Path, *changes: str) -> dict[str, Any]:
 class TogetherContract:
     """Needs a fixture ``played``, such as that of a MethodContract."""
 
+    attempt = each(["once", "again"])
+
     @pytest.fixture(scope="class")
     @staticmethod
     def alone(played: FirstRound, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         """A run in which clients answer one by one; made once."""
         return run_of(played, tmp_path_factory.mktemp("made once") / "alone", "inline.together=1")
 
-    def test_clients_served_together_leave_the_same_run(self, played: FirstRound, alone: dict[str, Any], tmp_path: Path) -> None:
+    def test_clients_served_together_leave_the_same_run(
+        self, played: FirstRound, alone: dict[str, Any], attempt: str, tmp_path: Path
+    ) -> None:
         """Ledger, state, memories and models, bit for bit, and every time."""
-        for name in ("together", "again"):
-            both = run_of(played, tmp_path / name, "inline.together=3")
-            assert sorted(both) == sorted(alone)
-            for file, said in alone.items():
-                assert both[file] == said, file
+        both = run_of(played, tmp_path / attempt, "inline.together=3")
+        assert sorted(both) == sorted(alone)
+        for file, said in alone.items():
+            assert both[file] == said, file
 
     def test_reference_mode_leaves_the_same_run(self, played: FirstRound, alone: dict[str, Any], tmp_path: Path) -> None:
         assert run_of(played, tmp_path / "reference", "inline.reference=true") == alone
