@@ -35,6 +35,7 @@ class Family:
 
 PLATO, SHARPER, LABEL = "plato 0.3", "plato 0.1", "label 0.3"
 COURSES = {arm: f"cifar10-200-{arm}" for arm in ("control", "control-drift", "control-frozen", "drift", "frozen")}
+BOTH = ("control", "control-drift", "drift")
 RATES = {f"`fedavg`, rate {rate}": f"cifar10-control-rate-{rate}" for rate in ("0.1", "0.2")}
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "cifar10": (
@@ -51,7 +52,8 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
         Family(12, LABEL, ("recipe-digits-fresh",)),
         Family(12, LABEL, ("recipe-digits-drift",)),
         Family(12, LABEL, ("recipe-digits",)),
-        Family(12, LABEL, ("recipe-digits-drift", "recipe-digits-fresh"), arms=("control", "control-drift", "drift")),
+        Family(12, LABEL, ("recipe-digits-parts",), arms=BOTH),
+        Family(12, LABEL, ("recipe-digits-drift", "recipe-digits-fresh", "recipe-digits-parts"), arms=BOTH),
     ),
     "fleet": (
         Family(
