@@ -68,21 +68,21 @@ clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site src/*.egg-info
 	find . \( -path ./runs -o -path ./data -o -path ./.git \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment. The stamps are older than a changed pyproject.toml or constraints.txt, which brings it up to date.
+# The environment. Modules are compiled when they are first imported: most never are. The stamps are older than a changed pyproject.toml or constraints.txt, which brings it up to date.
 
 $(RUN_READY): pyproject.toml constraints.txt
 	$(make_environment)
-	@$(PIP) install --no-build-isolation -c constraints.txt -e .
+	@$(PIP) install --no-compile --no-build-isolation -c constraints.txt -e .
 	@touch $@
 
 $(TEST_READY): pyproject.toml constraints.txt
 	$(make_environment)
-	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[dev]'
+	@$(PIP) install --no-compile --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $(RUN_READY) $@
 
 $(DOCS_READY): pyproject.toml constraints.txt
 	$(make_environment)
-	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[docs]'
+	@$(PIP) install --no-compile --no-build-isolation -c constraints.txt -e '.[docs]'
 	@touch $(RUN_READY) $@
 
 define make_environment
