@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -156,29 +156,19 @@ def findings(accuracies: Numbers, losses: Numbers) -> dict[str, Any]:
     """accuracies: (clients, architectures, repeats, 2); losses: (clients, architectures, repeats). Every figure with its interval."""
     clients, count = accuracies.shape[:2]
 
-    def ceiling(some: Numbers) -> float:
-        return choosing.ceiling(choosing.spread(some).own, count)
+    def said(figure: Callable[[Any], float]) -> dict[str, Any]:
+        """figure: takes rows of clients, all or drawn anew."""
+        interval = choosing.between(figure, clients, rng("choice", "bootstrap"))
+        return {"points": 100 * figure(slice(None)), "interval": [100 * end for end in interval]}
 
-    def said(figure: Callable[[Numbers], float]) -> dict[str, Any]:
-        interval = choosing.between(lambda rows: figure(accuracies[rows]), clients, rng("choice", "bootstrap"))
-        return {"points": 100 * figure(accuracies), "interval": [100 * end for end in interval]}
-
-    def by_loss(rows: Any) -> float:
-        return choosing.lowest_loss(accuracies[rows], losses[rows])
-
-    chosen = choosing.between(by_loss, clients, rng("choice", "bootstrap"))
     found = choosing.spread(accuracies)
-    deviations = {
-        name: 100 * max(value, 0.0) ** 0.5
-        for name, value in (("architectures", found.architectures), ("own", found.own), ("error", found.error))
-    }
     return {
-        "another": said(choosing.another),
-        "best_for_all": said(choosing.best_for_all),
-        "best_for_each": said(choosing.best_for_each),
-        "by_validation_loss": {"points": 100 * by_loss(slice(None)), "interval": [100 * end for end in chosen]},
-        "ceiling": said(ceiling),
-        "deviations": deviations,
+        "another": said(lambda rows: choosing.another(accuracies[rows])),
+        "best_for_all": said(lambda rows: choosing.best_for_all(accuracies[rows])),
+        "best_for_each": said(lambda rows: choosing.best_for_each(accuracies[rows])),
+        "by_validation_loss": said(lambda rows: choosing.lowest_loss(accuracies[rows], losses[rows])),
+        "ceiling": said(lambda rows: choosing.ceiling(choosing.spread(accuracies[rows]).own, count)),
+        "deviations": {name: 100 * max(value, 0.0) ** 0.5 for name, value in asdict(found).items()},
     }
 
 
